@@ -1,0 +1,1 @@
+"""The judge of QuantCTS: cases, backends, verdicts, reports."""

@@ -1,0 +1,78 @@
+"""Arrays across the border: NumPy on the judge's side, the backend's own kind on the other.
+
+bfloat16 is ml_dtypes' type in NumPy and a dtype of torch's own; its bits are carried over unchanged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from conformance.backend import Backend, arrays_of, device_of
+
+Array = npt.NDArray[Any]
+
+_BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+class WrongAnswer(Exception):
+    """An answer that is not the array that was asked for: type, device, dtype or shape."""
+
+
+def to_backend(array: Array, backend: Backend) -> Any:
+    """A copy of the array in the backend's own kind, on its device."""
+    if arrays_of(backend) == "numpy":
+        return array.copy()
+    import torch
+
+    if array.dtype == _BF16:
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16).to(device_of(backend))
+    return torch.from_numpy(array.copy()).to(device_of(backend))
+
+
+def from_backend(value: Any, backend: Backend, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """The answer as a NumPy array. Raises WrongAnswer when it is not what the protocol asks for."""
+    if arrays_of(backend) == "numpy":
+        if not isinstance(value, np.ndarray):
+            raise WrongAnswer(f"returned a {type(value).__name__}, expected a NumPy array")
+        array = value
+    else:
+        array = _from_torch(value, device_of(backend))
+    if array.shape != shape:
+        raise WrongAnswer(f"returned shape {list(array.shape)}, expected {list(shape)}")
+    if array.dtype != dtype:
+        raise WrongAnswer(f"returned dtype {array.dtype}, expected {dtype}")
+    return array
+
+
+def _from_torch(value: Any, device: str) -> Array:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        raise WrongAnswer(f"returned a {type(value).__name__}, expected a torch tensor")
+    if value.device.type != torch.device(device).type:
+        raise WrongAnswer(f"returned a tensor on device {value.device}, expected {device}")
+    host = value.detach().to("cpu").contiguous()
+    if host.dtype == torch.bfloat16:
+        return host.view(torch.int16).numpy().view(_BF16)
+    array: Array = host.numpy()
+    return array
+
+
+def poison(nbytes: int, backend: Backend) -> None:
+    """Leave NaN patterns in memory that the backend's allocator is about to hand out.
+
+    An output that is allocated and never written then reads as NaN instead of as an earlier, right answer.
+    """
+    if nbytes == 0:
+        return
+    if arrays_of(backend) == "numpy":
+        blocks: Any = [np.full(nbytes, 0xFF, np.uint8) for _ in range(2)]
+    else:
+        import torch
+
+        blocks = [torch.full((nbytes,), 0xFF, dtype=torch.uint8, device=device_of(backend)) for _ in range(2)]
+    del blocks

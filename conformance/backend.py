@@ -1,0 +1,181 @@
+"""What a backend is, and how one is found.
+
+A backend is any object with a `name`, `supports(case)` and a subset of the operations; an operation that
+is absent is declined. Loading is apart from running: a loader repacks once, the run is what is timed.
+
+    name: str                    shown in every report
+    device: str = "cpu"          where its arrays live
+    arrays: str = "torch"        "torch" or "numpy": the arrays it takes and returns
+    contract: Contract           what it promises of its arithmetic (default: Contract())
+
+    supports(case) -> Support
+    pack(codes, bits, axis) -> words                   int8 -> int32
+    unpack(words, bits, size, axis) -> codes           int32 -> int8
+    dequantize(checkpoint) -> weight                   (N, K) in the scale's dtype
+    load_linear(checkpoint) -> linear                  linear(x (M, K)) -> y (M, N) in checkpoint.dtype
+
+A backend never sees an expected value. It refuses what it does not support by raising an exception with
+a message.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Protocol
+
+from conformance.cases import Case
+from conformance.errors import EnvironmentMissing, RunError
+from reference.bounds import Contract
+
+ENTRY_POINT_GROUP = "quantcts.backends"
+
+
+@dataclass(frozen=True)
+class Support:
+    """Whether a backend claims a case, and why not."""
+
+    claimed: bool
+    reason: str = ""
+
+    @classmethod
+    def yes(cls) -> Support:
+        return cls(True)
+
+    @classmethod
+    def no(cls, reason: str) -> Support:
+        """reason: one sentence for the person who reads the report; it must not be empty."""
+        if not reason:
+            raise ValueError("Support.no needs a reason")
+        return cls(False, reason)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a model loader receives for one layer, and all that a backend is given.
+
+    tensors: `weight_packed` int32, `weight_scale`, `weight_shape` int64, where the format has them
+    `weight_zero_point`, `weight_g_idx` int32, `bias`. weights and input_activations: the
+    QuantizationArgs of the layer's config group. dtype: of activations and output, bf16 or fp16.
+    """
+
+    tensors: Mapping[str, Any]
+    weights: Mapping[str, Any]
+    input_activations: Mapping[str, Any] | None
+    dtype: str
+    format: str = "pack-quantized"
+
+
+class Backend(Protocol):
+    """The required part; the operations of the module's docstring are looked up by name."""
+
+    name: str
+
+    def supports(self, case: Case) -> Support: ...
+
+
+def device_of(backend: Backend) -> str:
+    return str(getattr(backend, "device", "cpu"))
+
+
+def arrays_of(backend: Backend) -> str:
+    return str(getattr(backend, "arrays", "torch"))
+
+
+def contract_of(backend: Backend) -> Contract:
+    contract = getattr(backend, "contract", Contract())
+    if not isinstance(contract, Contract):
+        raise RunError(f"backend {backend.name}: contract is a {type(contract).__name__}, not a Contract")
+    return contract
+
+
+def known_backends() -> dict[str, str]:
+    """Name -> `module:attribute` of the installed backends."""
+    return {entry.name: entry.value for entry in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def load_backend(spec: str) -> Backend:
+    """Find a backend by name, `module:attribute` or `path/to/file.py:attribute`.
+
+    The attribute is a backend, or a class or function that makes one without arguments. Raises RunError
+    (unknown name, broken file, no such attribute, not a backend) and EnvironmentMissing (a module it
+    imports is not installed).
+    """
+    target = known_backends().get(spec, spec)
+    if ":" not in target:
+        known = ", ".join(sorted(known_backends())) or "none is installed"
+        raise RunError(f"backend {spec!r} is unknown; known: {known}; or give module:attribute or file.py:attribute")
+    place, _, attribute = target.rpartition(":")
+    module = _import(spec, place)
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise RunError(f"backend {spec!r}: {place} has no attribute {attribute!r}")
+        found = getattr(found, part)
+    if not hasattr(found, "supports") or isinstance(found, type):
+        found = _call(spec, found)
+    return _checked(spec, found)
+
+
+def _import(spec: str, place: str) -> Any:
+    try:
+        if not place.endswith(".py"):
+            return importlib.import_module(place)
+        path = Path(place)
+        if not path.is_file():
+            raise RunError(f"backend {spec!r}: there is no file {place}")
+        name = f"quantcts_backend_{path.stem}"
+        module_spec = importlib.util.spec_from_file_location(name, path)
+        assert module_spec is not None and module_spec.loader is not None
+        module = importlib.util.module_from_spec(module_spec)
+        sys.modules[name] = module
+        module_spec.loader.exec_module(module)
+        return module
+    except SyntaxError as error:
+        raise RunError(f"backend {spec!r}: {error.filename}:{error.lineno}: {error.msg}") from error
+    except ModuleNotFoundError as error:
+        if error.name == place:
+            raise RunError(f"backend {spec!r}: there is no module {place}") from error
+        raise EnvironmentMissing(
+            f"backend {spec!r} needs the module {error.name!r}, which is not installed"
+            + _remedy(str(error.name))
+        ) from error
+    except RunError:
+        raise
+    except Exception as error:
+        raise RunError(f"backend {spec!r}: importing {place} raised {type(error).__name__}: {error}") from error
+
+
+def _remedy(module: str) -> str:
+    extra = {"torch": "torch", "compressed_tensors": "torch", "humming": "humming"}.get(module.split(".")[0])
+    return f": pip install 'quantcts[{extra}]'" if extra else ""
+
+
+def _call(spec: str, factory: Any) -> Any:
+    if not callable(factory):
+        return factory
+    try:
+        return factory()
+    except (RunError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        raise EnvironmentMissing(
+            f"backend {spec!r}: it could not be made: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _checked(spec: str, found: Any) -> Backend:
+    if not isinstance(getattr(found, "name", None), str) or not callable(getattr(found, "supports", None)):
+        raise RunError(
+            f"backend {spec!r}: a {type(found).__name__} is no backend; it needs a `name` and `supports(case)`"
+        )
+    if arrays_of(found) not in ("torch", "numpy"):
+        raise RunError(f"backend {spec!r}: arrays is {arrays_of(found)!r}; say 'torch' or 'numpy'")
+    contract_of(found)
+    backend: Backend = found
+    return backend

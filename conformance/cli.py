@@ -1,0 +1,84 @@
+"""The command `quantcts`: run, list, checkpoint. Exit codes: see exitcodes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+
+from conformance.errors import RunError
+from conformance.exitcodes import ExitCode
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="QuantCTS: the conformance test suite of quantized LLM kernels.",
+)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)
+def run(context: typer.Context) -> None:
+    """Judge backends: [QUERY...] [--backend NAME] [--quick | --full] [--cases QUERY] [--report FILE].
+
+    Words without a dash are queries over case ids. What else is given goes to pytest (-k, -n 2, -x,
+    --junitxml FILE, ...).
+    """
+    import pytest
+
+    if {"-h", "--help"} & set(context.args):
+        print(context.command.help)
+        return
+    ini = Path(__file__).parent / "suites" / "pytest.ini"
+    arguments = ["-c", str(ini), "--rootdir", os.getcwd(), "--pyargs", "conformance.suites"]
+    code = int(pytest.main([*arguments, *context.args]))
+    # pytest ends with 4 for a wrong option before our plugin is asked
+    raise SystemExit(ExitCode.BAD_ARGUMENT if code in (4, 5) and not _environment_failed() else code)
+
+
+@app.command("list")
+def list_cases(
+    queries: Annotated[list[str] | None, typer.Argument(help="globs over case ids; !glob excludes")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="only the quick set")] = False,
+    full: Annotated[bool, typer.Option("--full", help="every case (the default)")] = False,
+    count: Annotated[bool, typer.Option("--count", help="print how many, a line per operation")] = False,
+) -> None:
+    """Print the ids of the cases that the queries select, one a line."""
+    from conformance.cases import all_cases
+    from conformance.query import select
+
+    if quick and full:
+        raise RunError("--quick and --full exclude each other")
+    cases = {i: c for i, c in all_cases().items() if c.quick or not quick}
+    chosen = select(cases, queries or [])
+    if not count:
+        print("\n".join(chosen))
+        return
+    for operation in dict.fromkeys(cases[i].operation for i in chosen):
+        own = [cases[i] for i in chosen if cases[i].operation == operation]
+        print(f"{operation}: {len(own)} cases in {len({c.cell for c in own})} cells")
+    print(f"all: {len(chosen)} cases")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; a problem is one line on stderr and an exit code of the contract."""
+    try:
+        app(args=arguments, prog_name="quantcts", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())
+        raise SystemExit(ExitCode.BAD_ARGUMENT) from None
+    except click.ClickException as error:
+        print(f"quantcts: {error.format_message()}", file=sys.stderr)
+        raise SystemExit(ExitCode.BAD_ARGUMENT) from None
+    except RunError as error:
+        print(f"quantcts: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+    except BrokenPipeError:  # `quantcts list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(ExitCode.AS_EXPECTED) from None

@@ -1,0 +1,58 @@
+"""One case, one backend, one verdict: what the suites call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from conformance.backend import Support
+from conformance.cases import Case
+from conformance.subject import Answer, Subject
+from conformance.verdict import Goal, Outcome, Verdict, decide, decide_refusal
+
+
+class Judge:
+    """Collects the verdict of one case. `verdict` is None until something was judged."""
+
+    def __init__(self, subject: Subject, on_failure: Callable[[Verdict], None]) -> None:
+        self.subject = subject
+        self.verdict: Verdict | None = None
+        self._on_failure = on_failure
+
+    def __call__(self, answer: Answer | None, goal: Callable[[], Goal], step: str = "") -> None:
+        """Judge one answer against a goal; a case of several steps has the verdict of its worst one."""
+        support = self._said()
+        verdict = decide(self._case, self.subject.backend.name, support, answer, goal)
+        if step and verdict.fails:
+            verdict = replace(verdict, detail=f"{step}: {verdict.detail}")
+        self._settle(verdict)
+
+    def refusal(self, ask: Callable[[], Answer | None]) -> None:
+        """Judge whether bad data are refused, by a backend that claims to look at them."""
+        support = self._said()
+        answer = ask() if support.claimed else None
+        self._settle(decide_refusal(self._case, self.subject.backend.name, support, answer))
+
+    def _said(self) -> Support:
+        try:
+            return self.subject.support()
+        except Exception as error:
+            detail = f"supports() raised {type(error).__name__}: {error}"
+            self._settle(Verdict(self._case.id, self.subject.backend.name, Outcome.CRASHES, detail))
+            raise
+
+    @property
+    def _case(self) -> Case:
+        return self.subject.case
+
+    def _settle(self, verdict: Verdict) -> None:
+        if self.verdict is not None:
+            before = self.verdict
+            verdict = replace(
+                verdict,
+                oracle_seconds=before.oracle_seconds + verdict.oracle_seconds,
+                backend_seconds=before.backend_seconds + verdict.backend_seconds,
+            )
+        self.verdict = verdict
+        if verdict.fails:
+            self._on_failure(verdict)

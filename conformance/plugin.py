@@ -1,0 +1,218 @@
+"""The pytest plugin: options, parametrization over cases and backends, the ledger, the report.
+
+It is registered only for runs that name conformance.suites (see quantcts.py); it has no effect on others.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from conformance.backend import Backend, load_backend
+from conformance.cases import Case, all_cases
+from conformance.errors import RunError
+from conformance.exitcodes import ExitCode
+from conformance.judge import Judge
+from conformance.ledger import Ledger
+from conformance.query import select
+from conformance.report.document import Report, environment
+from conformance.report.progress import Progress
+from conformance.report.terminal import print_report
+from conformance.subject import Subject
+from conformance.verdict import Outcome, Verdict
+
+DEFAULT_BACKEND = "compressed_tensors"
+
+
+def judges(operation: str) -> Callable[[Any], Any]:
+    """Mark a test as judging every case of an operation. It takes `case`, `subject` and `judge`."""
+    return pytest.mark.quantcts(operation)
+
+
+def add_options(parser: pytest.Parser) -> None:
+    group = parser.getgroup("quantcts", "QuantCTS: conformance of quantized kernels")
+    group.addoption(
+        "--backend", action="append", metavar="NAME",
+        help="backend to judge: a name, module:attribute or file.py:attribute; may be repeated "
+        f"(default: {DEFAULT_BACKEND})",
+    )  # fmt: skip
+    size = group.addoption
+    size("--quick", action="store_true", help="judge the quick set: every cell at least once")
+    size("--full", action="store_true", help="judge every case (the default)")
+    size("--cases", action="append", metavar="QUERY", help="judge the cases that the query selects")
+    size("--report", metavar="FILE", help="write report.json there")
+
+
+class Plugin:
+    """Shared state of one pytest process."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        if config.option.quick and config.option.full:
+            raise RunError("--quick and --full exclude each other")
+        specs = config.option.backend or [DEFAULT_BACKEND]
+        self.backends: dict[str, Backend] = {}
+        for spec in specs:
+            backend = load_backend(spec)
+            if backend.name in self.backends:
+                raise RunError(f"two backends are named {backend.name!r}; give each a name of its own")
+            self.backends[backend.name] = backend
+        cases = {i: c for i, c in all_cases().items() if c.quick or not config.option.quick}
+        chosen = select(cases, config.option.cases or [])
+        self.cases: dict[str, list[Case]] = {}
+        for case_id in chosen:
+            self.cases.setdefault(cases[case_id].operation, []).append(cases[case_id])
+
+    @pytest.hookimpl
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        marker = metafunc.definition.get_closest_marker("quantcts")
+        if marker is None:
+            return
+        several = len(self.backends) > 1
+        pairs = [(c, b) for b in self.backends.values() for c in self.cases.get(marker.args[0], [])]
+        ids = [f"{c.id}@{b.name}" if several else c.id for c, b in pairs]
+        metafunc.parametrize(("case", "_backend"), pairs, ids=ids)
+
+    @pytest.fixture
+    def subject(self, case: Case, _backend: Backend) -> Subject:
+        return Subject(_backend, case)
+
+    @pytest.fixture
+    def judge(self, subject: Subject, request: pytest.FixtureRequest) -> Judge:
+        def fail(verdict: Verdict) -> None:
+            pytest.fail(f"{verdict.outcome}: {verdict.case}: {verdict.detail}", pytrace=False)
+
+        judge = request.node.stash[_JUDGE] = Judge(subject, fail)
+        return judge
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
+        """Carry the verdict with the report, to the process that keeps the ledger."""
+        report: Any = yield
+        judge = item.stash.get(_JUDGE, None)
+        if report.when == "call" and judge is not None and judge.verdict is not None:
+            report.quantcts = judge.verdict.to_json()
+        return report  # type: ignore[return-value]
+
+
+_JUDGE = pytest.StashKey[Judge]()
+
+
+class Keeper:
+    """Keeps the ledger, in the one process that sees every report: pytest itself, or xdist's controller."""
+
+    def __init__(self, config: pytest.Config, plugin: Plugin) -> None:
+        self.config = config
+        self.backends = plugin.backends
+        self.ledger = Ledger()
+        self.report = Report(environment(plugin.backends.values()), selection(config), sys.argv)
+        self.progress: Progress | None = None
+        path = config.option.report
+        self.journal = self.report.open(path) if path else None
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if not _distributes(self.config):
+            self.ledger.plan(item.nodeid for item in session.items if item.get_closest_marker("quantcts"))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
+        self.ledger.plan(ids)
+
+    def pytest_report_teststatus(self, report: Any) -> tuple[str, str, str] | None:
+        """No dots: the progress line and the matrix say it all."""
+        record = getattr(report, "quantcts", None)
+        if record is None:
+            return None if report.when == "call" or not report.passed else ("", "", "")
+        return record["outcome"], "", ""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        record = getattr(report, "quantcts", None)
+        if record is not None:
+            self._enter(report.nodeid, Verdict.from_json(record))
+        elif report.skipped:
+            self.ledger.faults.append(f"{report.nodeid}: skipped, and no verdict says why")
+        elif report.failed and report.nodeid in self.ledger.planned:
+            self._failed_without_verdict(report)
+        elif report.failed:
+            self.ledger.faults.append(f"{report.nodeid}: {_last_line(report)}")
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.ledger.faults.append(f"{report.nodeid}: {_last_line(report)}")
+
+    def _failed_without_verdict(self, report: Any) -> None:
+        """The worker died (xdist reports it for the case), or the suite itself raised."""
+        case_id = report.nodeid.partition("[")[2].rstrip("]")
+        case_id, _, name = case_id.partition("@")
+        name = name or next(iter(self.backends))
+        verdict = Verdict(case_id, name, Outcome.CRASHES, _last_line(report))
+        self._enter(report.nodeid, verdict)
+
+    def _enter(self, key: str, verdict: Verdict) -> None:
+        self.ledger.enter(key, verdict)
+        if self.journal:
+            self.journal.write(verdict)
+        if self.progress is None:
+            reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+            self.progress = Progress(reporter.write if reporter else lambda text: None)
+        self.progress.show(self.ledger)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR):
+            self.ledger.faults.append("the run was interrupted or broke down")
+            code = ExitCode.ENVIRONMENT
+        else:
+            code = self.ledger.exit_code
+        session.exitstatus = code
+        self.report.finish(self.ledger, code)
+        if self.journal:
+            self.journal.close()
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self.progress:
+            self.progress.close()
+        print_report(self.report, terminalreporter._tw._file)
+
+
+def selection(config: pytest.Config) -> dict[str, Any]:
+    """What was asked for, as the report states it."""
+    return {
+        "set": "quick" if config.option.quick else "full",
+        "queries": config.option.cases or [],
+        "keyword": config.option.keyword,
+    }
+
+
+def configure(config: pytest.Config) -> None:
+    """Register the plugin, or end the run with one clear line."""
+    config.addinivalue_line("markers", "quantcts(operation): judges every case of an operation")
+    worker = hasattr(config, "workerinput")
+    if worker or _distributes(config):
+        _one_thread()
+    try:
+        plugin = Plugin(config)
+        config.pluginmanager.register(plugin, "quantcts-plugin")
+        if not worker:
+            config.pluginmanager.register(Keeper(config, plugin), "quantcts-keeper")
+    except RunError as error:
+        pytest.exit(f"quantcts: {error}", returncode=error.exit_code)
+
+
+def _distributes(config: pytest.Config) -> bool:
+    return bool(getattr(config.option, "dist", "no") != "no" and getattr(config.option, "tx", None))
+
+
+def _one_thread() -> None:
+    """Workers share the cores: each keeps to one thread, as far as libraries read it from the environment."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+
+
+def _last_line(report: Any) -> str:
+    text = str(report.longrepr).strip().splitlines()
+    return text[-1].strip() if text else "failed without a message"

@@ -1,0 +1,56 @@
+"""One query language over case ids, for the command line, waivers, capabilities and shards.
+
+    linear/w3-*            glob over the whole id; `*` and `?` cross slashes, `[...]` is a set
+    linear/w{2,3}-*/bf16/* braces are alternatives
+    linear/w3-g128-asym    without a wildcard: the id itself or everything below it
+    !*/random-*            what it matches is taken away
+
+Queries add up in order: the first that is not a `!` starts from nothing, a leading `!` from everything.
+A query that matches nothing is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import translate
+
+from conformance.errors import RunError
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """`w{2,3}-*` -> [`w2-*`, `w3-*`]. Raises RunError for a brace without a partner."""
+    match = re.search(r"\{([^{}]*)\}", pattern)
+    if match is None:
+        if "{" in pattern or "}" in pattern:
+            raise RunError(f"query {pattern!r}: a brace has no partner")
+        return [pattern]
+    head, tail = pattern[: match.start()], pattern[match.end() :]
+    return [final for part in match[1].split(",") for final in expand_braces(head + part + tail)]
+
+
+def matcher(query: str) -> re.Pattern[str]:
+    """The regular expression of one query, without its `!`."""
+    parts = []
+    for pattern in expand_braces(query.removeprefix("!")):
+        wild = any(c in pattern for c in "*?[")
+        parts.append(translate(pattern) if wild else re.escape(pattern.rstrip("/")) + r"(/.*)?\Z")
+    return re.compile("|".join(f"(?:{part})" for part in parts))
+
+
+def select(ids: Iterable[str], queries: Sequence[str]) -> list[str]:
+    """The ids that the queries select, in the order of ids; all of them when there is no query.
+
+    Raises RunError naming the first query that matches no id at all.
+    """
+    everything = list(ids)
+    if not queries:
+        return everything
+    chosen = set(everything) if queries[0].startswith("!") else set()
+    for query in queries:
+        matches = matcher(query).match
+        hits = {i for i in everything if matches(i)}
+        if not hits:
+            raise RunError(f"query {query!r} matches no case; `quantcts list` prints the ids")
+        chosen = chosen - hits if query.startswith("!") else chosen | hits
+    return [i for i in everything if i in chosen]

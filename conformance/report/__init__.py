@@ -1,0 +1,1 @@
+"""What a run leaves behind: report.json, the terminal's matrix, progress."""

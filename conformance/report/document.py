@@ -1,0 +1,171 @@
+"""report.json: the source of every other report, with a versioned schema (schema.json).
+
+While a run goes on, each verdict is appended to `<report>.part`, so that what was judged survives a crash
+of the run itself. The report is written beside it and renamed into place: it is whole or absent.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TextIO
+
+import jsonschema
+
+from conformance.backend import Backend, contract_of, device_of
+from conformance.cases import all_cases
+from conformance.errors import RunError
+from conformance.exitcodes import ExitCode
+from conformance.ledger import Ledger
+from conformance.verdict import Verdict
+
+SCHEMA_VERSION = "quantcts-report/1"
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of report.json."""
+    text = (files("conformance.report") / "schema.json").read_text("utf-8")
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
+
+
+def environment(backends: Iterable[Backend]) -> dict[str, Any]:
+    """Versions, machine, and what each backend says of itself."""
+    packages = ("quantcts", "numpy", "ml_dtypes", "pytest", "torch", "compressed-tensors", "humming-kernels")
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "packages": {name: found for name in packages if (found := _version(name))},
+        "backends": [
+            {
+                "name": backend.name,
+                "device": device_of(backend),
+                "contract": asdict(contract_of(backend)),
+            }
+            for backend in backends
+        ],
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+class Journal:
+    """Verdicts on disk while the run goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: TextIO = path.open("w", encoding="utf-8")
+
+    def write(self, verdict: Verdict) -> None:
+        self._file.write(json.dumps(verdict.to_json()) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """The report is written: the journal has served."""
+        self._file.close()
+        self.path.unlink(missing_ok=True)
+
+
+@dataclass
+class Report:
+    """A run's report. `document` is complete after `finish`."""
+
+    environment: dict[str, Any]
+    selection: dict[str, Any]
+    command: Sequence[str]
+    path: Path | None = None
+    ledger: Ledger = field(default_factory=Ledger)
+    exit_code: ExitCode = ExitCode.ENVIRONMENT
+    started: str = field(default_factory=lambda: _now())
+
+    def open(self, path: str) -> Journal:
+        """Take the place to write to, before anything is judged. Raises RunError when it is no place."""
+        self.path = Path(path)
+        if self.path.is_dir():
+            raise RunError(f"--report {path}: it is a folder; name a file")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            return Journal(self.path.with_name(self.path.name + ".part"))
+        except OSError as error:
+            raise RunError(f"--report {path}: it cannot be written there: {error.strerror}") from error
+
+    def finish(self, ledger: Ledger, exit_code: ExitCode) -> None:
+        """Complete the document and write it, if there is a place."""
+        self.ledger, self.exit_code = ledger, exit_code
+        if self.path is not None:
+            write_atomically(self.path, self.document())
+
+    def document(self) -> dict[str, Any]:
+        verdicts = list(self.ledger.verdicts.values())
+        return {
+            "schema": SCHEMA_VERSION,
+            "started": self.started,
+            "finished": _now(),
+            "command": [Path(self.command[0]).name, *self.command[1:]] if self.command else [],
+            "selection": self.selection,
+            "environment": self.environment,
+            "exit_code": int(self.exit_code),
+            "ledger": {
+                "planned": len(self.ledger.planned),
+                **self.ledger.counts,
+                "judged": self.ledger.judged,
+                "problems": self.ledger.problems,
+            },
+            "seconds": {
+                "oracle": round(sum(v.oracle_seconds for v in verdicts), 3),
+                "backend": round(sum(v.backend_seconds for v in verdicts), 3),
+            },
+            "cases": [_case(v) for v in verdicts],
+        }
+
+
+def _case(verdict: Verdict) -> dict[str, Any]:
+    record = verdict.to_json()
+    for name in ("oracle_seconds", "backend_seconds"):
+        record[name] = round(record[name], 6)
+    case = all_cases().get(verdict.case)
+    if case is not None:
+        record |= {"cell": case.cell, "clauses": list(case.clauses)}
+    return record
+
+
+def write_atomically(path: Path, document: dict[str, Any]) -> None:
+    """Validate against the schema, write beside, rename into place."""
+    jsonschema.Draft202012Validator(schema()).validate(document)
+    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    beside.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    os.replace(beside, path)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A report from disk. Raises RunError naming the file and the field that is wrong."""
+    try:
+        document: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise RunError(f"{path}: it is not JSON, or half of it ({error})") from error
+    fault = next(iter(jsonschema.Draft202012Validator(schema()).iter_errors(document)), None)
+    if fault is not None:
+        place = "/".join(str(p) for p in fault.absolute_path) or "the document"
+        raise RunError(f"{path}: {place}: {fault.message[:200]}")
+    return document
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+

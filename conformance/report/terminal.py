@@ -1,0 +1,153 @@
+"""The conformance matrix and the findings, for a person at a terminal."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import IO
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from conformance.cases import all_cases
+from conformance.report.document import Report
+from conformance.verdict import FAILING, Outcome, Verdict
+
+_COLOURS = {
+    Outcome.CONFORMS: "green",
+    Outcome.DIVERGES: "bold red",
+    Outcome.DISHONEST: "bold magenta",
+    Outcome.CRASHES: "bold red reverse",
+    Outcome.DECLINES: "yellow",
+    Outcome.WAIVED: "cyan",
+}
+# The worst verdict names a cell.
+_ORDER = (
+    Outcome.CRASHES, Outcome.DISHONEST, Outcome.DIVERGES, Outcome.WAIVED, Outcome.CONFORMS, Outcome.DECLINES
+)  # fmt: skip
+_SHOWN_FAILURES = 10
+_NARROWEST = 100
+
+
+def print_report(report: Report, file: IO[str]) -> None:
+    """Matrix, findings, account. A pipe gets plain text, a terminal colours."""
+    console = Console(file=file, highlight=False, soft_wrap=False)
+    if not console.is_terminal:
+        console = Console(file=file, highlight=False, width=max(_NARROWEST, console.width))
+    verdicts = sorted(report.ledger.verdicts.values(), key=_enumerated)
+    for backend in sorted({v.backend for v in verdicts}):
+        _print_matrices(console, backend, [v for v in verdicts if v.backend == backend])
+    _print_failures(console, [v for v in verdicts if v.fails])
+    _print_notes(console, verdicts)
+    _print_account(console, report)
+
+
+def _enumerated(verdict: Verdict) -> tuple[int, str]:
+    """The place of a case in the enumeration; cases of a checkpoint come after, by id."""
+    return _ordinals().get(verdict.case, len(_ordinals())), verdict.case
+
+
+@cache
+def _ordinals() -> dict[str, int]:
+    return {case_id: i for i, case_id in enumerate(all_cases())}
+
+
+def _print_matrices(console: Console, backend: str, verdicts: list[Verdict]) -> None:
+    tables: dict[str, dict[tuple[str, str], list[Verdict]]] = defaultdict(lambda: defaultdict(list))
+    for verdict in verdicts:
+        title, row, column = _place(verdict)
+        tables[title][row, column].append(verdict)
+    for title, cells in tables.items():
+        rows, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
+        table = Table(
+            title=f"{escape(backend)}: {escape(title)}",
+            title_justify="left",
+            title_style="bold",
+            box=SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+        )
+        table.add_column("bits")
+        for column in columns:
+            table.add_column(escape(column))
+        for row in rows:
+            table.add_row(row, *(_cell(cells.get((row, column), [])) for column in columns))
+        console.print(table)
+
+
+def _place(verdict: Verdict) -> tuple[str, str, str]:
+    """Table, row and column of a verdict, from its case id."""
+    operation, fmt, *rest = verdict.case.split("/")
+    bits, _, name = fmt.partition("-")
+    if operation == "packing":
+        return operation, bits, rest[0] + (" experts" if rest[1].startswith("e") else "")
+    if operation == "validation":
+        return operation, bits, rest[-1]
+    title = "  ".join([operation, *rest[: 2 if operation == "linear" else 1]])
+    if name.endswith("-gidx"):
+        title += "  act-order"
+    return title, bits, name.removesuffix("-gidx").replace("-", " ")
+
+
+def _cell(verdicts: Sequence[Verdict]) -> str:
+    if not verdicts:
+        return "[dim]-[/]"
+    counts = {outcome: sum(v.outcome is outcome for v in verdicts) for outcome in Outcome}
+    outcome = next(o for o in _ORDER if counts[o])
+    text = outcome.value
+    if outcome in FAILING:
+        text += f" {counts[outcome]}/{len(verdicts)}"
+    elif outcome is Outcome.CONFORMS:
+        worst = max((v.worst for v in verdicts if v.worst is not None), default=0.0)
+        text += f" {worst:.2f}" if worst else ""
+        if counts[Outcome.DECLINES]:
+            text += f" ({counts[Outcome.DECLINES]} declined)"
+    return f"[{_COLOURS[outcome]}]{text}[/]"
+
+
+def _print_failures(console: Console, failures: list[Verdict]) -> None:
+    if not failures:
+        return
+    console.print(f"\n[bold]{len(failures)} failing cases[/]")
+    for verdict in failures[:_SHOWN_FAILURES]:
+        console.print(
+            f"  [{_COLOURS[verdict.outcome]}]{verdict.outcome.value}[/] {escape(verdict.case)}"
+            f"  ({escape(verdict.backend)})"
+        )
+        console.print(f"    {escape(verdict.detail)}", soft_wrap=True)
+    if len(failures) > _SHOWN_FAILURES:
+        console.print(f"  and {len(failures) - _SHOWN_FAILURES} more, all of them in report.json (--report FILE)")
+    first = failures[0]
+    console.print(f"  one case alone: quantcts run --backend {first.backend} --cases '{escape(first.case)}'")
+
+
+def _print_notes(console: Console, verdicts: Iterable[Verdict]) -> None:
+    noted = [v for v in verdicts if v.note]
+    if noted:
+        console.print(f"\n{len(noted)} conforming cases with a note, such as {escape(noted[0].case)}: {noted[0].note}")
+    reasons = defaultdict(list)
+    for verdict in verdicts:
+        if verdict.outcome is Outcome.DECLINES:
+            reasons[verdict.backend, verdict.detail.partition(" [when called")[0]].append(verdict)
+    if reasons:
+        console.print("\n[bold]declined[/]")
+    for (backend, reason), found in reasons.items():
+        console.print(f"  {escape(backend)}: {len(found)} cases: {escape(reason)}", soft_wrap=True)
+
+
+def _print_account(console: Console, report: Report) -> None:
+    ledger = report.ledger
+    verdicts = ledger.verdicts.values()
+    if any(v.worst for v in verdicts):
+        console.print("\nA number is the worst error beyond output rounding as a fraction of what is allowed.")
+    oracle, backend = (sum(getattr(v, f"{who}_seconds") for v in verdicts) for who in ("oracle", "backend"))
+    if verdicts:
+        console.print(f"time: backend {backend:.1f} s, oracle {oracle:.1f} s, over all workers")
+    for problem in ledger.problems:
+        console.print(f"[bold red]problem[/] {escape(problem)}", soft_wrap=True)
+    if report.path:
+        console.print(f"report: {escape(str(report.path))}", soft_wrap=True)
+    style = "bold green" if report.exit_code == 0 else "bold red"
+    console.print(f"[{style}]{escape(ledger.explain())}[/]  exit code {int(report.exit_code)}")

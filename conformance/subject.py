@@ -1,0 +1,124 @@
+"""A backend as the judge sees it: NumPy arrays in and out, answers instead of exceptions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from conformance.arrays import WrongAnswer, from_backend, poison, to_backend
+from conformance.backend import Backend, Checkpoint, Support, contract_of
+from conformance.cases import Case
+from reference.rounding import float_format
+
+Array = npt.NDArray[Any]
+
+_OPERATIONS = {
+    "packing": ("pack", "unpack"),
+    "dequantize": ("dequantize",),
+    "linear": ("load_linear",),
+    "validation": ("load_linear",),
+}
+# How a library says no. Anything else is a fault in the middle of the work.
+_REFUSALS = (NotImplementedError, ValueError, TypeError, AssertionError, RuntimeError)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back: an array, a refusal, a wrong kind of thing, or a crash; exactly one is set."""
+
+    array: Array | None = None
+    refusal: str | None = None
+    wrong: str | None = None
+    crash: str | None = None
+    seconds: float = 0.0
+
+
+class Subject:
+    """One backend asked about one case."""
+
+    def __init__(self, backend: Backend, case: Case) -> None:
+        self.backend = backend
+        self.case = case
+        self.contract = contract_of(backend)
+
+    def absent(self) -> str | None:
+        """The operation that the case needs and the backend does not have: there is nothing to call."""
+        needed = ("pack",) if self.case.recipe == "code-range" else _OPERATIONS[self.case.operation]
+        return next((name for name in needed if not callable(getattr(self.backend, name, None))), None)
+
+    def support(self) -> Support:
+        """What the backend says beforehand. An absent operation is a no."""
+        absent = self.absent()
+        if absent is not None:
+            return Support.no(f"the backend has no {absent}")
+        support = self.backend.supports(self.case)
+        if not isinstance(support, Support):
+            raise TypeError(f"supports() returned a {type(support).__name__}, not a Support")
+        return support
+
+    def pack(self, codes: Array, axis: int, words: tuple[int, ...]) -> Answer | None:
+        bits = self.case.weight.bits
+        return self._ask(lambda b: [b.pack(self._hand(codes), bits, axis)], [words], np.dtype(np.int32))
+
+    def unpack(self, words: Array, axis: int, codes: tuple[int, ...]) -> Answer | None:
+        bits = self.case.weight.bits
+        return self._ask(
+            lambda b: [b.unpack(self._hand(words), bits, codes[axis], axis)], [codes], np.dtype(np.int8)
+        )
+
+    def dequantize(self, checkpoint: Checkpoint) -> Answer | None:
+        shape = tuple(int(i) for i in checkpoint.tensors["weight_shape"])
+        dtype = checkpoint.tensors["weight_scale"].dtype
+        return self._ask(lambda b: [b.dequantize(self._hand_layer(checkpoint))], [shape], dtype)
+
+    def linear(self, checkpoint: Checkpoint, batches: list[Array]) -> Answer | None:
+        """One layer loaded once and called for each batch; the outputs one below the other."""
+        n = int(checkpoint.tensors["weight_shape"][0])
+        shapes = [(x.shape[0], n) for x in batches]
+        dtype = float_format(checkpoint.dtype).dtype
+
+        def run(backend: Any) -> list[Any]:
+            layer = backend.load_linear(self._hand_layer(checkpoint))
+            return [layer(self._hand(x)) for x in batches]
+
+        return self._ask(run, shapes, dtype)
+
+    def _hand(self, array: Array) -> Any:
+        return to_backend(array, self.backend)
+
+    def _hand_layer(self, checkpoint: Checkpoint) -> Checkpoint:
+        return replace(checkpoint, tensors={name: self._hand(t) for name, t in checkpoint.tensors.items()})
+
+    def _ask(
+        self, call: Callable[[Any], list[Any]], shapes: list[tuple[int, ...]], dtype: np.dtype[Any]
+    ) -> Answer | None:
+        if self.absent() is not None:
+            return None
+        for shape in shapes:
+            poison(int(np.prod(shape)) * dtype.itemsize, self.backend)
+        start = time.perf_counter()
+        try:
+            values = call(self.backend)
+            arrays = [
+                from_backend(value, self.backend, dtype, shape)
+                for value, shape in zip(values, shapes, strict=True)
+            ]
+            return Answer(array=np.concatenate(arrays), seconds=time.perf_counter() - start)
+        except WrongAnswer as error:
+            return Answer(wrong=str(error))
+        except _REFUSALS as error:
+            if "CUDA error" in str(error):
+                return Answer(crash=_describe(error))
+            return Answer(refusal=_describe(error))
+        except (Exception, SystemExit) as error:
+            return Answer(crash=_describe(error))
+
+
+def _describe(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else f"{type(error).__name__} without a message"

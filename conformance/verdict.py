@@ -1,0 +1,142 @@
+"""From what a backend said and did to one verdict.
+
+| said | did                       | verdict                                                     |
+| ---- | ------------------------- | ----------------------------------------------------------- |
+| yes  | a right array             | conforms                                                    |
+| yes  | a wrong array             | diverges                                                    |
+| yes  | refused                   | dishonest                                                   |
+| no   | refused, or has nothing   | declines                                                    |
+| no   | returned an array         | dishonest: right ("works but unclaimed") or wrong           |
+| any  | another exception         | crashes                                                     |
+
+A case of bad data turns it round: to refuse is to conform, to compute is to diverge, and a backend that
+does not claim to validate is not asked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from conformance.backend import Support
+from conformance.cases import Case
+from conformance.compare import Comparison, compare_exactly, compare_to_expected
+from conformance.subject import Answer
+from reference.bounds import Expected
+
+
+class Outcome(StrEnum):
+    CONFORMS = "conforms"
+    DIVERGES = "diverges"
+    DECLINES = "declines"
+    DISHONEST = "dishonest"
+    CRASHES = "crashes"
+    WAIVED = "waived"
+
+
+FAILING = (Outcome.DIVERGES, Outcome.DISHONEST, Outcome.CRASHES)
+JUDGED = (Outcome.CONFORMS, *FAILING, Outcome.WAIVED)
+
+Goal = Expected | npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """worst: largest error as a fraction of what is allowed, None where nothing was compared or nothing
+    was allowed. detail: one short paragraph for a person."""
+
+    case: str
+    backend: str
+    outcome: Outcome
+    detail: str = ""
+    worst: float | None = None
+    explained_by: str = ""
+    note: str = ""
+    oracle_seconds: float = 0.0
+    backend_seconds: float = 0.0
+
+    @property
+    def fails(self) -> bool:
+        return self.outcome in FAILING
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "outcome": self.outcome.value}
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Verdict:
+        return cls(**{**record, "outcome": Outcome(record["outcome"])})
+
+
+def decide(
+    case: Case | str, backend: str, support: Support, answer: Answer | None, goal: Callable[[], Goal]
+) -> Verdict:
+    """The verdict on a case of good data.
+
+    answer is None when there was nothing to call. goal computes the expectation; it runs after the
+    backend has answered, and only if there is an array to compare.
+    """
+    verdict = Verdict(
+        case if isinstance(case, str) else case.id,
+        backend,
+        Outcome.DECLINES,
+        backend_seconds=answer.seconds if answer else 0.0,
+    )
+    if answer is None:
+        return replace(verdict, detail=support.reason)
+    if answer.crash is not None:
+        return replace(verdict, outcome=Outcome.CRASHES, detail=answer.crash)
+    if answer.refusal is not None and support.claimed:
+        return replace(
+            verdict, outcome=Outcome.DISHONEST, detail=f"it claims the case and refuses it: {answer.refusal}"
+        )
+    if answer.refusal is not None:
+        return replace(verdict, detail=f"{support.reason} [when called: {answer.refusal}]")
+    start = time.perf_counter()
+    expected = goal()
+    comparison = _compare(expected, answer)
+    verdict = replace(
+        verdict,
+        oracle_seconds=time.perf_counter() - start,
+        worst=comparison.worst if np.isfinite(comparison.worst) else None,
+        explained_by=comparison.explained_by,
+        note=comparison.note,
+    )
+    if not support.claimed:
+        what = "right: works but unclaimed" if comparison.passes else f"wrong: {comparison.diagnosis}"
+        detail = f"it declines the case ({support.reason}) and computes it all the same; the answer is {what}"
+        return replace(verdict, outcome=Outcome.DISHONEST, detail=detail)
+    if comparison.passes:
+        return replace(verdict, outcome=Outcome.CONFORMS)
+    return replace(verdict, outcome=Outcome.DIVERGES, detail=comparison.diagnosis)
+
+
+def decide_refusal(case: Case, backend: str, support: Support, answer: Answer | None) -> Verdict:
+    """The verdict on a case of bad data; answer is None when the backend does not claim to validate."""
+    verdict = Verdict(case.id, backend, Outcome.DECLINES, support.reason)
+    if answer is None:
+        return verdict
+    verdict = replace(verdict, backend_seconds=answer.seconds, detail="")
+    if answer.crash is not None:
+        return replace(verdict, outcome=Outcome.CRASHES, detail=answer.crash)
+    if answer.refusal is None:
+        defect = f"it claims to validate and computes with bad data ({case.recipe})"
+        return replace(verdict, outcome=Outcome.DIVERGES, detail=defect)
+    if answer.refusal.endswith("without a message"):
+        detail = f"it refuses bad data ({case.recipe}) without saying why: {answer.refusal}"
+        return replace(verdict, outcome=Outcome.DIVERGES, detail=detail)
+    return replace(verdict, outcome=Outcome.CONFORMS, explained_by=answer.refusal)
+
+
+def _compare(expected: Goal, answer: Answer) -> Comparison:
+    if answer.wrong is not None:
+        return Comparison(False, np.inf, diagnosis=answer.wrong)
+    assert answer.array is not None
+    if isinstance(expected, Expected):
+        return compare_to_expected(expected, answer.array)
+    return compare_exactly(expected, answer.array)
