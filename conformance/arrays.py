@@ -57,7 +57,8 @@ def _from_torch(value: Any, device: str) -> Array:
         raise WrongAnswer(f"returned a tensor on device {value.device}, expected {device}")
     host = value.detach().to("cpu").contiguous()
     if host.dtype == torch.bfloat16:
-        return host.view(torch.int16).numpy().view(_BF16)
+        bits: Array = host.view(torch.int16).numpy()
+        return bits.view(_BF16)
     array: Array = host.numpy()
     return array
 

@@ -34,6 +34,11 @@ from conformance.errors import EnvironmentMissing, RunError
 from reference.bounds import Contract
 
 ENTRY_POINT_GROUP = "quantcts.backends"
+_OUR_OWN = {
+    "numpy": "conformance.backends.numpy:backend",
+    "compressed_tensors": "conformance.backends.compressed_tensors:backend",
+    "compressed_tensors_cuda": "conformance.backends.compressed_tensors:cuda_backend",
+}
 
 
 @dataclass(frozen=True)
@@ -95,8 +100,8 @@ def contract_of(backend: Backend) -> Contract:
 
 
 def known_backends() -> dict[str, str]:
-    """Name -> `module:attribute` of the installed backends."""
-    return {entry.name: entry.value for entry in entry_points(group=ENTRY_POINT_GROUP)}
+    """Name -> `module:attribute`: our own, and those that installed packages announce."""
+    return {entry.name: entry.value for entry in entry_points(group=ENTRY_POINT_GROUP)} | _OUR_OWN
 
 
 def load_backend(spec: str) -> Backend:
@@ -108,8 +113,10 @@ def load_backend(spec: str) -> Backend:
     """
     target = known_backends().get(spec, spec)
     if ":" not in target:
-        known = ", ".join(sorted(known_backends())) or "none is installed"
-        raise RunError(f"backend {spec!r} is unknown; known: {known}; or give module:attribute or file.py:attribute")
+        known = ", ".join(sorted(known_backends()))
+        raise RunError(
+            f"backend {spec!r} is unknown; known: {known}; or give module:attribute or file.py:attribute"
+        )
     place, _, attribute = target.rpartition(":")
     module = _import(spec, place)
     found: Any = module
@@ -131,7 +138,8 @@ def _import(spec: str, place: str) -> Any:
             raise RunError(f"backend {spec!r}: there is no file {place}")
         name = f"quantcts_backend_{path.stem}"
         module_spec = importlib.util.spec_from_file_location(name, path)
-        assert module_spec is not None and module_spec.loader is not None
+        assert module_spec is not None
+        assert module_spec.loader is not None
         module = importlib.util.module_from_spec(module_spec)
         sys.modules[name] = module
         module_spec.loader.exec_module(module)
@@ -148,7 +156,9 @@ def _import(spec: str, place: str) -> Any:
     except RunError:
         raise
     except Exception as error:
-        raise RunError(f"backend {spec!r}: importing {place} raised {type(error).__name__}: {error}") from error
+        raise RunError(
+            f"backend {spec!r}: importing {place} raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def _remedy(module: str) -> str:
@@ -172,7 +182,7 @@ def _call(spec: str, factory: Any) -> Any:
 def _checked(spec: str, found: Any) -> Backend:
     if not isinstance(getattr(found, "name", None), str) or not callable(getattr(found, "supports", None)):
         raise RunError(
-            f"backend {spec!r}: a {type(found).__name__} is no backend; it needs a `name` and `supports(case)`"
+            f"backend {spec!r}: a {type(found).__name__} is no backend; it needs `name` and `supports(case)`"
         )
     if arrays_of(found) not in ("torch", "numpy"):
         raise RunError(f"backend {spec!r}: arrays is {arrays_of(found)!r}; say 'torch' or 'numpy'")

@@ -47,7 +47,7 @@ LINEAR_SHAPES = (
 EMPTY_SHAPE = (0, 64, 128)
 # (N, K) whose whole matrix is read out through the kernel, one column a row of x
 READOUT_SHAPES = ((64, 64), (160, 384), (72, 544), (130, 272), (10, 250))
-DEQUANTIZE_SHAPES = ((64, 128), (160, 384), (33, 32), (72, 544), (10, 250), (96, 5), (130, 272))
+DEQUANTIZE_SHAPES = ((64, 128), (160, 384), (33, 32), (7, 64), (72, 544), (10, 250), (96, 5), (130, 272))
 # (experts or 0, N, K)
 PACKING_SHAPES = ((0, 1, 1), (0, 7, 31), (0, 4, 32), (0, 10, 33), (0, 16, 250), (0, 64, 256), (3, 10, 33))
 
@@ -59,7 +59,7 @@ PACKING_RECIPES = ("ramp", "onehot", "extremes", "uniform")
 DEFECTS = {
     "code-range": ("C15",),
     "word-count": ("C12", "C13"),
-    "zero-point-words": ("C12", "C17"),
+    "zero-words": ("C12", "C17"),
     "scale-nan": ("C25",),
     "scale-inf": ("C25",),
     "scale-shape": ("C21",),

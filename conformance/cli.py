@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 
 from conformance.errors import RunError
@@ -17,6 +16,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
+    pretty_exceptions_enable=False,
     help="QuantCTS: the conformance test suite of quantized LLM kernels.",
 )
 
@@ -25,21 +25,31 @@ app = typer.Typer(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )
 def run(context: typer.Context) -> None:
-    """Judge backends: [QUERY...] [--backend NAME] [--quick | --full] [--cases QUERY] [--report FILE].
+    """Judge backends: [--backend NAME]... [--quick | --full] [--cases QUERY]... [--waivers FILE]
+    [--report FILE].
 
-    Words without a dash are queries over case ids. What else is given goes to pytest (-k, -n 2, -x,
-    --junitxml FILE, ...).
+    What else is given goes to pytest (-k, -n 2, -x, --junitxml FILE, ...).
     """
     import pytest
+
+    from conformance.plugin import EXIT_CODE
+
+    class Ending:
+        """What our own plugin ended the run with; pytest's numbers mean other things."""
+
+        code = ExitCode.BAD_ARGUMENT  # pytest stopped before it asked us: a word it does not know
+
+        def pytest_unconfigure(self, config: pytest.Config) -> None:
+            self.code = config.stash.get(EXIT_CODE, self.code)
 
     if {"-h", "--help"} & set(context.args):
         print(context.command.help)
         return
     ini = Path(__file__).parent / "suites" / "pytest.ini"
-    arguments = ["-c", str(ini), "--rootdir", os.getcwd(), "--pyargs", "conformance.suites"]
-    code = int(pytest.main([*arguments, *context.args]))
-    # pytest ends with 4 for a wrong option before our plugin is asked
-    raise SystemExit(ExitCode.BAD_ARGUMENT if code in (4, 5) and not _environment_failed() else code)
+    arguments = ["-c", str(ini), "--rootdir", os.getcwd(), "-p", "quantcts", "--pyargs", "conformance.suites"]
+    ending = Ending()
+    pytest.main([*arguments, *context.args], plugins=[ending])
+    raise SystemExit(ending.code)
 
 
 @app.command("list")
@@ -70,15 +80,15 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a problem is one line on stderr and an exit code of the contract."""
     try:
         app(args=arguments, prog_name="quantcts", standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message())
-        raise SystemExit(ExitCode.BAD_ARGUMENT) from None
-    except click.ClickException as error:
-        print(f"quantcts: {error.format_message()}", file=sys.stderr)
-        raise SystemExit(ExitCode.BAD_ARGUMENT) from None
     except RunError as error:
         print(f"quantcts: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
     except BrokenPipeError:  # `quantcts list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(ExitCode.AS_EXPECTED) from None
+    except Exception as error:
+        # click's usage errors, whether typer brings its own click or uses the installed one
+        if not hasattr(error, "format_message"):
+            raise
+        print(f"quantcts: {error.format_message()}", file=sys.stderr)
+        raise SystemExit(ExitCode.BAD_ARGUMENT) from None

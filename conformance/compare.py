@@ -52,10 +52,8 @@ def compare_to_expected(expected: Expected, actual: Array) -> Comparison:
     if not expected.exact and hull.all():
         return Comparison(True, best.worst(expected, y), best.name, note="unexplained rounding path")
     right = round_to(best.centre, expected.output)
-    allowed = None if expected.exact else (best.high - best.low) / 2
-    return Comparison(
-        False, best.worst(expected, y), best.name, diagnosis=describe(~hull, right, y, allowed)
-    )
+    allowed = None if expected.exact else (best.low, best.high)
+    return Comparison(False, best.worst(expected, y), best.name, diagnosis=describe(~hull, right, y, allowed))
 
 
 class _Trial:
@@ -93,11 +91,13 @@ class _Trial:
         return float(np.max(np.nan_to_num(fraction, nan=np.inf)))
 
 
-def describe(wrong: Mask, right: Array, actual: Array, allowed: Array | None) -> str:
+def describe(wrong: Mask, right: Array, actual: Array, allowed: tuple[Array, Array] | None) -> str:
     """Where an answer is wrong, in one short paragraph: how many, which rows and columns, the worst."""
     parts = [f"{int(wrong.sum())} of {wrong.size} elements are wrong"]
     if wrong.ndim == 2:
-        parts += [_where("row", wrong.any(axis=1)), _where("column", wrong.any(axis=0))]
+        parts += [
+            _where(word, np.asarray(wrong.any(axis=axis))) for word, axis in (("row", 1), ("column", 0))
+        ]
     values = actual.astype(np.float64)
     nan, inf = int(np.isnan(values).sum()), int(np.isinf(values).sum())
     if nan or inf:
@@ -107,7 +107,8 @@ def describe(wrong: Mask, right: Array, actual: Array, allowed: Array | None) ->
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(error)), error.shape))
     worst = f"worst at {list(index)}: got {actual[index]}, expected {right[index]}"
     if allowed is not None:
-        worst += f" +- {allowed[index]:.3g}"
+        low, high = allowed[0][index], allowed[1][index]
+        worst += f", allowed {low}" + (f" to {high}" if high > low else " alone")
     return "; ".join([*parts, worst])
 
 

@@ -1,12 +1,12 @@
 """Data recipes: from a case to its inputs, and to what the oracle expects of them.
 
-| recipe     | activations               | scales                 | judged                                    |
-| ---------- | ------------------------- | ---------------------- | ----------------------------------------- |
-| identity   | one 1 (then one -2) a row | powers of two          | exactly: reads the matrix element-wise    |
-| scales     | one 1 (then one -1) a row | full mantissas         | exactly: one rounding of (q - z) * s      |
-| integers   | +-1, then wider integers  | powers of two          | exactly: any order of summation is exact  |
-| random     | normal                    | log-normal             | within the bound                          |
-| zero-scale | normal                    | log-normal, some are 0 | within the bound                          |
+| recipe     | activations              | scales                 | judged                                   |
+| ---------- | ------------------------ | ---------------------- | ---------------------------------------- |
+| identity   | one 1, then one -2 a row | powers of two          | exactly: reads the matrix element-wise   |
+| scales     | one 1, then one -1 a row | full mantissas         | exactly: one rounding of (q - z) * s     |
+| integers   | +-1, then wider integers | powers of two          | exactly: any order of summation is exact |
+| random     | normal                   | log-normal             | within the bound                         |
+| zero-scale | normal                   | log-normal, some are 0 | within the bound                         |
 
 Codes are uniform over the whole width and hold both extremes; zero points are uniform; neighbouring groups
 and rows never share a scale or a zero point. Each recipe draws two batches, so that an answer kept from the
@@ -152,7 +152,11 @@ def linear_problem(case: Case) -> LinearProblem:
     bias = None
     if case.bias:
         integers = case.recipe == "integers"
-        drawn = rng.integers(-8, 9, case.n) if integers else round_to(rng.normal(0, 1, case.n), float_format(case.dtype))
+        drawn = (
+            rng.integers(-8, 9, case.n)
+            if integers
+            else round_to(rng.normal(0, 1, case.n), float_format(case.dtype))
+        )
         bias = drawn.astype(dtype)
     batches = [x.astype(dtype) for x in _activations(case, weight, rng)]
     return LinearProblem(case, weight, bias, batches, checkpoint_of(weight, bias, case.dtype))
@@ -214,7 +218,7 @@ def check_exact_in_float32(x: Array, weight: QuantizedWeight, bias: Array | None
     and all scales, and stays below 2^24 D, also where a kernel sums u and subtracts the zero points
     later. One product a row needs no such proof: it is exact by itself. Raises AssertionError.
     """
-    if x.size == 0 or (np.count_nonzero(x.astype(np.float32), axis=1) <= 1).all() and bias is None:
+    if x.size == 0 or ((np.count_nonzero(x.astype(np.float32), axis=1) <= 1).all() and bias is None):
         return
     codes, zero_points, scales = unsigned_columns(weight)
     activations = np.abs(x.astype(np.float64))
@@ -254,7 +258,7 @@ def defective_layer(case: Case) -> tuple[Checkpoint, Array]:
     scale = weight.scale.copy()
     if case.recipe == "word-count":
         tensors["weight_packed"] = np.ascontiguousarray(tensors["weight_packed"][:, :-1])
-    elif case.recipe == "zero-point-words":
+    elif case.recipe == "zero-words":
         words = packed_size(case.n, case.weight.bits)
         tensors["weight_zero_point"] = tensors["weight_zero_point"][: words - 1]
     elif case.recipe == "scale-shape":

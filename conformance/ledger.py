@@ -1,6 +1,6 @@
 """The account of a run: every planned case ends in exactly one verdict, or the run fails.
 
-    planned = conforms + diverges + declines + dishonest + crashes + waived
+planned = conforms + diverges + declines + dishonest + crashes + waived
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from conformance.exitcodes import ExitCode
 from conformance.verdict import JUDGED, Outcome, Verdict
+
+_SHOWN = 5
 
 
 @dataclass
@@ -43,7 +45,9 @@ class Ledger:
     @property
     def problems(self) -> list[str]:
         """What makes the account itself wrong, a line each."""
-        found = list(self.faults)
+        found = self.faults[:_SHOWN]
+        if len(self.faults) > _SHOWN:
+            found.append(f"and {len(self.faults) - _SHOWN} more of this kind")
         missing = sorted(self.planned - set(self.verdicts))
         surplus = sorted(set(self.verdicts) - self.planned)
         for keys, what in ((missing, "planned but never judged"), (surplus, "judged but never planned")):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,8 +25,12 @@ from conformance.report.progress import Progress
 from conformance.report.terminal import print_report
 from conformance.subject import Subject
 from conformance.verdict import Outcome, Verdict
+from conformance.waivers import read_waivers
 
 DEFAULT_BACKEND = "compressed_tensors"
+_BROKEN_DOWN = (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
+EXIT_CODE = pytest.StashKey[ExitCode]()
+_JUDGE = pytest.StashKey[Judge]()
 
 
 def judges(operation: str) -> Callable[[Any], Any]:
@@ -44,6 +49,7 @@ def add_options(parser: pytest.Parser) -> None:
     size("--quick", action="store_true", help="judge the quick set: every cell at least once")
     size("--full", action="store_true", help="judge every case (the default)")
     size("--cases", action="append", metavar="QUERY", help="judge the cases that the query selects")
+    size("--waivers", metavar="FILE", help="known faults, with reason, link and expiry date (TOML)")
     size("--report", metavar="FILE", help="write report.json there")
 
 
@@ -55,11 +61,13 @@ class Plugin:
             raise RunError("--quick and --full exclude each other")
         specs = config.option.backend or [DEFAULT_BACKEND]
         self.backends: dict[str, Backend] = {}
+        self.specs: dict[str, str] = {}  # backend name -> how it was asked for
         for spec in specs:
             backend = load_backend(spec)
             if backend.name in self.backends:
                 raise RunError(f"two backends are named {backend.name!r}; give each a name of its own")
             self.backends[backend.name] = backend
+            self.specs[backend.name] = spec
         cases = {i: c for i, c in all_cases().items() if c.quick or not config.option.quick}
         chosen = select(cases, config.option.cases or [])
         self.cases: dict[str, list[Case]] = {}
@@ -76,6 +84,11 @@ class Plugin:
         ids = [f"{c.id}@{b.name}" if several else c.id for c, b in pairs]
         metafunc.parametrize(("case", "_backend"), pairs, ids=ids)
 
+    @pytest.hookimpl
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Drop what pytest puts in the place of an operation without a selected case."""
+        items[:] = [i for i in items if not i.get_closest_marker("quantcts") or _case_of(i)]
+
     @pytest.fixture
     def subject(self, case: Case, _backend: Backend) -> Subject:
         return Subject(_backend, case)
@@ -89,16 +102,13 @@ class Plugin:
         return judge
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Carry the verdict with the report, to the process that keeps the ledger."""
-        report: Any = yield
+        report = yield
         judge = item.stash.get(_JUDGE, None)
         if report.when == "call" and judge is not None and judge.verdict is not None:
             report.quantcts = judge.verdict.to_json()
-        return report  # type: ignore[return-value]
-
-
-_JUDGE = pytest.StashKey[Judge]()
+        return report
 
 
 class Keeper:
@@ -108,7 +118,9 @@ class Keeper:
         self.config = config
         self.backends = plugin.backends
         self.ledger = Ledger()
-        self.report = Report(environment(plugin.backends.values()), selection(config), sys.argv)
+        path = config.option.waivers
+        self.waivers = read_waivers(Path(path), all_cases()) if path else []
+        self.report = Report(environment(plugin.backends.values()), selection(config), sys.argv, plugin.specs)
         self.progress: Progress | None = None
         path = config.option.report
         self.journal = self.report.open(path) if path else None
@@ -125,7 +137,7 @@ class Keeper:
         """No dots: the progress line and the matrix say it all."""
         record = getattr(report, "quantcts", None)
         if record is None:
-            return None if report.when == "call" or not report.passed else ("", "", "")
+            return ("", "", "") if report.passed and report.when != "call" else None
         return record["outcome"], "", ""
 
     @pytest.hookimpl(trylast=True)
@@ -153,6 +165,10 @@ class Keeper:
         self._enter(report.nodeid, verdict)
 
     def _enter(self, key: str, verdict: Verdict) -> None:
+        for waiver in self.waivers:
+            if waiver.covers(verdict):
+                verdict = waiver.apply(verdict)
+                break
         self.ledger.enter(key, verdict)
         if self.journal:
             self.journal.write(verdict)
@@ -163,12 +179,13 @@ class Keeper:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        if exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR):
+        if exitstatus in _BROKEN_DOWN:
             self.ledger.faults.append("the run was interrupted or broke down")
             code = ExitCode.ENVIRONMENT
         else:
             code = self.ledger.exit_code
         session.exitstatus = code
+        session.config.stash[EXIT_CODE] = code
         self.report.finish(self.ledger, code)
         if self.journal:
             self.journal.close()
@@ -177,6 +194,11 @@ class Keeper:
         if self.progress:
             self.progress.close()
         print_report(self.report, terminalreporter._tw._file)
+
+
+def _case_of(item: pytest.Item) -> Case | None:
+    case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
+    return case if isinstance(case, Case) else None
 
 
 def selection(config: pytest.Config) -> dict[str, Any]:
@@ -192,6 +214,8 @@ def configure(config: pytest.Config) -> None:
     """Register the plugin, or end the run with one clear line."""
     config.addinivalue_line("markers", "quantcts(operation): judges every case of an operation")
     worker = hasattr(config, "workerinput")
+    if hasattr(config.option, "maxworkerrestart") and config.option.maxworkerrestart is None:
+        config.option.maxworkerrestart = "1000000"  # one worker a crash, however many there are
     if worker or _distributes(config):
         _one_thread()
     try:
@@ -200,6 +224,7 @@ def configure(config: pytest.Config) -> None:
         if not worker:
             config.pluginmanager.register(Keeper(config, plugin), "quantcts-keeper")
     except RunError as error:
+        config.stash[EXIT_CODE] = error.exit_code
         pytest.exit(f"quantcts: {error}", returncode=error.exit_code)
 
 

@@ -26,7 +26,8 @@ def expand_braces(pattern: str) -> list[str]:
             raise RunError(f"query {pattern!r}: a brace has no partner")
         return [pattern]
     head, tail = pattern[: match.start()], pattern[match.end() :]
-    return [final for part in match[1].split(",") for final in expand_braces(head + part + tail)]
+    finals = (final for part in match[1].split(",") for final in expand_braces(head + part + tail))
+    return list(dict.fromkeys(finals))
 
 
 def matcher(query: str) -> re.Pattern[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,7 +95,7 @@ class Subject:
         return replace(checkpoint, tensors={name: self._hand(t) for name, t in checkpoint.tensors.items()})
 
     def _ask(
-        self, call: Callable[[Any], list[Any]], shapes: list[tuple[int, ...]], dtype: np.dtype[Any]
+        self, call: Callable[[Any], list[Any]], shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any]
     ) -> Answer | None:
         if self.absent() is not None:
             return None

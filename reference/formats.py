@@ -17,6 +17,7 @@ Strategy = Literal["tensor", "channel", "group"]
 ActivationKind = Literal["a16", "int8", "int4", "fp8"]
 
 _WEIGHT_STRATEGIES = ("tensor", "channel", "group")
+_ACTIVATION_KINDS = ("a16", "int8", "int4", "fp8")
 _ACTIVATION_STRATEGIES = ("tensor", "token", "group")
 _IGNORED_ARGS = {"observer", "observer_kwargs", "scale_dtype", "zp_dtype", "block_structure"}
 _KNOWN_ARGS = {"num_bits", "type", "symmetric", "group_size", "strategy", "dynamic", "actorder"}
@@ -74,14 +75,10 @@ class WeightFormat:
             raise FormatError(f"symmetric: {self.symmetric!r} is not true or false")
         if self.strategy not in _WEIGHT_STRATEGIES:
             raise FormatError(f"strategy: {self.strategy!r} is not one of {', '.join(_WEIGHT_STRATEGIES)}")
-        size = self.group_size
-        if isinstance(size, bool) or not isinstance(size, int) or size < -1 or size == 0:
+        _check_group_size(self.group_size)
+        if (self.group_size > 0) != (self.strategy == "group"):
             raise FormatError(
-                f"group_size: {size!r} is neither a positive number of columns nor -1 (one scale per row)"
-            )
-        if (size > 0) != (self.strategy == "group"):
-            raise FormatError(
-                f"group_size: {size} does not fit strategy {self.strategy!r}; "
+                f"group_size: {self.group_size} does not fit strategy {self.strategy!r}; "
                 "use strategy 'group' with a positive group_size, 'channel' or 'tensor' with -1 or none"
             )
 
@@ -135,15 +132,8 @@ class WeightFormat:
             args, "actorder", (None, False, "weight", "static"), None,
             "compressed-tensors removed the orders that need a g_idx",
         )  # fmt: skip
-        size = args.get("group_size")
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
-            raise FormatError(f"group_size: {size!r} is not an integer")
-        strategy = args.get("strategy")
-        if strategy is None:
-            strategy = "tensor" if size is None else "channel" if size == -1 else "group"
-        return cls(
-            args.get("num_bits", 8), args.get("symmetric", True), -1 if size is None else size, strategy
-        )
+        size, strategy = _span(args)
+        return cls(args.get("num_bits", 8), args.get("symmetric", True), size, strategy)
 
     def to_quantization_args(self) -> dict[str, Any]:
         """The `weights` part of a compressed-tensors config group, as a checkpoint stores it."""
@@ -172,12 +162,21 @@ class ActivationFormat:
     group_size: int = -1
 
     def __post_init__(self) -> None:
+        if self.kind not in _ACTIVATION_KINDS:
+            raise FormatError(f"kind: {self.kind!r} is not one of {', '.join(_ACTIVATION_KINDS)}")
+        if not isinstance(self.symmetric, bool):
+            raise FormatError(f"symmetric: {self.symmetric!r} is not true or false")
+        if not isinstance(self.dynamic, bool):
+            raise FormatError(f"dynamic: {self.dynamic!r} is not true or false")
         if self.strategy not in _ACTIVATION_STRATEGIES:
             raise FormatError(
                 f"strategy: {self.strategy!r} is not one of {', '.join(_ACTIVATION_STRATEGIES)}"
             )
         if self.strategy == "token" and not self.dynamic:
-            raise FormatError("dynamic: a scale per token is only known when the call is made; set it to true")
+            raise FormatError(
+                "dynamic: a scale per token is only known when the call is made; set it to true"
+            )
+        _check_group_size(self.group_size)
         if (self.group_size > 0) != (self.strategy == "group"):
             raise FormatError(f"group_size: {self.group_size} does not fit strategy {self.strategy!r}")
 
@@ -204,20 +203,14 @@ class ActivationFormat:
             return cls()
         _check_args(args, "input_activations")
         bits, kind = args.get("num_bits", 8), args.get("type", "int")
-        kinds: dict[tuple[Any, Any], ActivationKind] = {
-            (8, "int"): "int8",
-            (4, "int"): "int4",
-            (8, "float"): "fp8",
-        }
-        if (bits, kind) not in kinds:
+        kinds: dict[str, ActivationKind] = {"8 int": "int8", "4 int": "int4", "8 float": "fp8"}
+        found = kinds.get(f"{bits} {kind}")
+        if found is None:
             raise FormatError(
                 f"num_bits, type: {bits} bits of {kind!r} is none of int 8, int 4 or float 8 activations"
             )
-        size = args.get("group_size")
-        size = -1 if size in (None, 0) else size
-        dynamic = bool(args.get("dynamic", False))
-        strategy = args.get("strategy") or ("group" if size > 0 else "tensor")
-        return cls(kinds[bits, kind], args.get("symmetric", True), dynamic, strategy, size)
+        size, strategy = _span(args)
+        return cls(found, args.get("symmetric", True), args.get("dynamic", False), strategy, size)
 
     def to_quantization_args(self) -> dict[str, Any] | None:
         """The `input_activations` part of a config group, or None for 16-bit activations."""
@@ -233,12 +226,29 @@ class ActivationFormat:
         }
 
 
+def _check_group_size(size: object) -> None:
+    if isinstance(size, bool) or not isinstance(size, int) or size < -1 or size == 0:
+        raise FormatError(
+            f"group_size: {size!r} is neither a positive number of columns nor -1 (one scale per row)"
+        )
+
+
 def _check_args(args: Mapping[str, Any], part: str) -> None:
     if not isinstance(args, Mapping):
         raise FormatError(f"{part}: {args!r} is not a mapping of quantization arguments")
     unknown = sorted(set(args) - _KNOWN_ARGS - _IGNORED_ARGS)
     if unknown:
         raise FormatError(f"{part}: unknown field {unknown[0]!r}; known: {', '.join(sorted(_KNOWN_ARGS))}")
+
+
+def _span(args: Mapping[str, Any]) -> tuple[int, Any]:
+    """group_size and strategy, each inferred from the other as compressed-tensors does."""
+    size, strategy = args.get("group_size"), args.get("strategy")
+    if size is not None:
+        _check_group_size(size)
+    if strategy is None:
+        strategy = "tensor" if size is None else "channel" if size == -1 else "group"
+    return -1 if size is None else size, strategy
 
 
 def _require(args: Mapping[str, Any], field: str, allowed: tuple[Any, ...], default: Any, why: str) -> None:

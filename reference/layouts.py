@@ -180,12 +180,10 @@ def _gptq_encode(weight: QuantizedWeight, minus: int) -> Tensors:
     }
 
 
-def _gptq_decode(
-    tensors: Mapping[str, npt.NDArray[Any]], fmt: WeightFormat, minus: int
-) -> QuantizedWeight:
-    group_index = _tensor(tensors, "g_idx", np.int32, None)
+def _gptq_decode(tensors: Mapping[str, npt.NDArray[Any]], fmt: WeightFormat, minus: int) -> QuantizedWeight:
+    group_index = _tensor(tensors, "g_idx", np.int32, (None,))
     k = int(group_index.shape[0])
-    n = int(_tensor(tensors, "scales", None, None).shape[-1])
+    n = int(_tensor(tensors, "scales", None, (None, None)).shape[1])
     _whole_words("K", k, fmt.bits)
     _whole_words("N", n, fmt.bits)
     groups = fmt.groups(k)
@@ -195,8 +193,8 @@ def _gptq_decode(
     zeros = unpack(packed_zeros, fmt.bits, n, signed=False).astype(np.int16) + minus
     if (zeros > 2 * fmt.offset - 1).any():
         raise TensorError(
-            f"qzeros: the stored value {2 * fmt.offset - 1} of gptq-v1 means {2 * fmt.offset} to some readers "
-            "and 0 to others; write the checkpoint as gptq-v2"
+            f"qzeros: the stored value {2 * fmt.offset - 1} of gptq-v1 means {2 * fmt.offset} to some "
+            "readers and 0 to others; write the checkpoint as gptq-v2"
         )
     regular = np.array_equal(group_index, np.arange(k) // (fmt.group_size if groups > 1 else max(k, 1)))
     return QuantizedWeight(
@@ -225,8 +223,8 @@ def _awq_encode(weight: QuantizedWeight) -> Tensors:
 def _awq_decode(tensors: Mapping[str, npt.NDArray[Any]], fmt: WeightFormat) -> QuantizedWeight:
     if fmt.symmetric:
         raise FormatError("symmetric: awq-gemm always stores zero points; set it to false")
-    words = _tensor(tensors, "qweight", np.int32, None)
-    k, n = int(words.shape[0]), int(words.shape[-1]) * 8
+    words = _tensor(tensors, "qweight", np.int32, (None, None))
+    k, n = int(words.shape[0]), int(words.shape[1]) * 8
     groups = fmt.groups(k)
     scales = _tensor(tensors, "scales", None, (groups, n))
     packed_zeros = _tensor(tensors, "qzeros", np.int32, (groups, n // 8))
@@ -281,7 +279,7 @@ def _zero_points(zeros: npt.NDArray[Any], fmt: WeightFormat, name: str) -> npt.N
 def _whole_words(dimension: str, size: int, bits: int) -> None:
     if size * bits % 32:
         raise TensorError(
-            f"shape: {dimension}={size} of {bits} bits does not fill whole 32-bit words, which this layout needs"
+            f"shape: {dimension}={size} of {bits} bits does not fill whole 32-bit words; this layout needs it to"
         )
 
 
@@ -289,15 +287,18 @@ def _tensor(
     tensors: Mapping[str, npt.NDArray[Any]],
     name: str,
     dtype: npt.DTypeLike | None,
-    shape: tuple[int, ...] | None,
+    shape: tuple[int | None, ...],
 ) -> npt.NDArray[Any]:
+    """A checkpoint tensor, checked; None stands for any dtype or any length."""
     if name not in tensors:
         raise TensorError(f"{name}: missing; present: {', '.join(sorted(tensors)) or 'nothing'}")
     array = tensors[name]
     if dtype is not None and array.dtype != dtype:
         raise TensorError(f"{name}: expected dtype {np.dtype(dtype)}, found {array.dtype}")
-    if shape is not None and array.shape != shape:
-        raise TensorError(f"{name}: expected shape {list(shape)}, found {list(array.shape)}")
+    fits = len(shape) == array.ndim and all(a in (None, b) for a, b in zip(shape, array.shape, strict=True))
+    if not fits:
+        wanted = ", ".join("any" if length is None else str(length) for length in shape)
+        raise TensorError(f"{name}: expected shape [{wanted}], found {list(array.shape)}")
     return array
 
 

@@ -59,7 +59,11 @@ def unsigned_columns(weight: QuantizedWeight) -> tuple[Float64Array, Float64Arra
 
     def spread(values: npt.NDArray[Any]) -> Float64Array:
         per_row = np.broadcast_to(values, (shape[0], values.shape[-1])).astype(np.float64)
-        return np.ascontiguousarray(np.broadcast_to(per_row, shape)) if per_row.shape[1] == 1 else per_row[:, groups]
+        return (
+            np.ascontiguousarray(np.broadcast_to(per_row, shape))
+            if per_row.shape[1] == 1
+            else per_row[:, groups]
+        )
 
     stored = 0 if weight.zero_point is None else weight.zero_point.astype(np.float64)
     zeros = np.zeros(weight.scale.shape) + stored + weight.format.offset

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ from reference.errors import FormatError, TensorError
 Int8Array = npt.NDArray[np.int8]
 UInt8Array = npt.NDArray[np.uint8]
 Int32Array = npt.NDArray[np.int32]
+_Code = TypeVar("_Code", bound=np.generic)
+_Moved = tuple[int, tuple[int, ...]]  # the packed axis, the shape of the others
 
 _BLOCK = 1 << 18  # codes worked on at a time: lanes and words of a block stay in the second-level cache
 
@@ -116,11 +118,11 @@ def tail_bits(words: Int32Array, bits: int, size: int, axis: int = -1) -> Int32A
 
     Returns an int32 array shaped like `words` without `axis`; nonzero where a writer left garbage.
     """
+    rows = np.moveaxis(words, axis, -1)
     used = size * bits % 32
-    last = np.take(words, -1, axis=axis) if words.shape[axis] else np.zeros(1, np.int32)
     if used == 0:
-        return np.zeros_like(last)
-    return (last.view(np.uint32) >> np.uint32(used)).astype(np.int32)
+        return np.zeros(rows.shape[:-1], np.int32)
+    return np.asarray(np.ascontiguousarray(rows[..., -1]).view(np.uint32) >> np.uint32(used)).astype(np.int32)
 
 
 class _Unit:
@@ -184,8 +186,8 @@ def _check_codes(codes: npt.NDArray[Any], bits: int, offset: int) -> None:
     if codes.min() < low or codes.max() > high:
         index = tuple(int(i) for i in np.argwhere((codes < low) | (codes > high))[0])
         raise TensorError(
-            f"codes: {int(codes[index])} at {list(index)} is outside {low}..{high}, the codes of {bits} bits; "
-            "packing it would spill into its neighbour"
+            f"codes: {int(codes[index])} at {list(index)} is outside {low}..{high}, the codes of "
+            f"{bits} bits; packing it would spill into its neighbour"
         )
 
 
@@ -197,10 +199,7 @@ def _as_rows(array: npt.NDArray[Any], axis: int, name: str) -> tuple[npt.NDArray
     return rows, (axis, moved.shape[:-1])
 
 
-_Moved = tuple[int, tuple[int, ...]]
-
-
-def _from_rows(rows: npt.NDArray[Any], moved: _Moved) -> Any:
+def _from_rows(rows: npt.NDArray[_Code], moved: _Moved) -> npt.NDArray[_Code]:
     axis, lead = moved
     return np.ascontiguousarray(np.moveaxis(rows.reshape(*lead, rows.shape[1]), -1, axis))
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from reference.errors import TensorError
 from reference.formats import WeightFormat
-from reference.rounding import FloatFormat, float_format
+from reference.rounding import FLOAT_FORMATS, FloatFormat, float_format
 
 Int8Array = npt.NDArray[np.int8]
 Float64Array = npt.NDArray[np.float64]
@@ -47,12 +47,7 @@ class QuantizedWeight:
             raise TensorError(f"codes: expected a matrix (N, K), found shape {list(self.codes.shape)}")
         _check_range("codes", self.codes, fmt)
         shape = scale_shape(fmt, *self.codes.shape)
-        float_format(self.scale.dtype)
-        _check_array("scale", self.scale, self.scale.dtype, shape)
-        finite = np.isfinite(self.scale.astype(np.float32))
-        if not finite.all():
-            index = tuple(int(i) for i in np.argwhere(~finite)[0])
-            raise TensorError(f"scale: {self.scale[index]} at {list(index)} is not a finite number")
+        _check_scale(self.scale, shape)
         if (self.zero_point is None) != fmt.symmetric:
             raise TensorError(
                 f"zero_point: {'missing from' if self.zero_point is None else 'present in'} the weight of "
@@ -131,9 +126,8 @@ def compute_qparams(
             return _no_zero(scale, eps), None
         scale = (high - low) / dtype.type(span)
         qmin, qmax = fmt.code_range
-        quotient = np.where(scale == 0, zero, low / scale)
-        exact = dtype.type(qmin) - quotient
-    clamped = np.clip(exact.astype(np.float32), qmin, qmax)
+        exact = (dtype.type(qmin) - low / scale).astype(np.float32)
+    clamped = np.where(np.isnan(exact), 0, np.clip(exact, qmin, qmax))
     return _no_zero(scale, eps), np.rint(clamped).astype(np.int8)
 
 
@@ -146,20 +140,23 @@ def quantize(
 ) -> QuantizedWeight:
     """Codes of a float matrix: q = rint(clamp(w / s + z, qmin, qmax)), each step in w's dtype (C26).
 
-    weight: bf16, fp16 or fp32 (N, K), finite. scale and zero_point as in QuantizedWeight, scale nonzero.
+    weight: bf16, fp16 or fp32 (N, K), finite. scale and zero_point as in QuantizedWeight, scale nonzero;
+    a scale of another dtype than w's makes the steps float32.
     The division is a true one; the clamp comes before the rounding, which is to even.
     Source: compressed-tensors 0.20.1, _quantize. Raises TensorError.
     """
     dtype = _check_float_matrix(weight)
+    if scale.dtype != dtype:
+        dtype = np.dtype(np.float32)
     codes = np.zeros(weight.shape, np.int8)
     result = QuantizedWeight(fmt, codes, scale, zero_point, group_index)
     if not scale.astype(np.float32).all():
         index = tuple(int(i) for i in np.argwhere(scale.astype(np.float32) == 0)[0])
-        raise TensorError(f"scale: 0 at {list(index)} cannot quantize; a group of zeros takes the dtype's eps")
+        raise TensorError(f"scale: 0 at {list(index)} cannot quantize; zeros take the dtype's eps")
     qmin, qmax = fmt.code_range
     groups = result.groups()
     with np.errstate(over="ignore"):
-        quotient = weight / _columns(scale, groups).astype(dtype)
+        quotient = weight.astype(dtype, copy=False) / _columns(scale, groups).astype(dtype, copy=False)
         if zero_point is not None:
             quotient = quotient + _columns(zero_point, groups).astype(dtype)
     np.rint(np.clip(quotient.astype(np.float32), qmin, qmax), out=codes, casting="unsafe")
@@ -197,9 +194,7 @@ def dequantize_exact(weight: QuantizedWeight) -> Float64Array:
     return codes
 
 
-def _products(
-    weight: QuantizedWeight, factor: np.float32
-) -> Iterator[tuple[slice, npt.NDArray[np.float32]]]:
+def _products(weight: QuantizedWeight, factor: np.float32) -> Iterator[tuple[slice, npt.NDArray[np.float32]]]:
     """Blocks of rows and their (q - z) * s * factor in float32; factor is a power of two."""
     n, k = weight.codes.shape
     scale = weight.scale.astype(np.float32) * factor
@@ -214,15 +209,16 @@ def _products(
     for start in range(0, n, step):
         rows = slice(start, min(start + step, n))
         block = weight.codes[rows].astype(np.float32)
-        if regular:  # a group is a run of columns: broadcast over a third axis instead of indexing
-            view = block.reshape(block.shape[0], k // size, size)
-            if zero_point is not None:
-                view -= zero_point[rows, :, None]
-            view *= scale[rows, :, None]
-        else:
-            if zero_point is not None:
-                block -= zero_point[rows][:, groups]
-            block *= scale[rows][:, groups]
+        with np.errstate(over="ignore"):  # what overflows float32 overflows the result as well
+            if regular:  # a group is a run of columns: broadcast over a third axis instead of indexing
+                view = block.reshape(block.shape[0], k // size, size)
+                if zero_point is not None:
+                    view -= zero_point[rows, :, None]
+                view *= scale[rows, :, None]
+            else:
+                if zero_point is not None:
+                    block -= zero_point[rows][:, groups]
+                block *= scale[rows][:, groups]
         yield rows, block
 
 
@@ -255,7 +251,7 @@ def _columns(values: npt.NDArray[Any], groups: npt.NDArray[np.int64]) -> npt.NDA
 def _group_extrema(
     weight: npt.NDArray[Any], fmt: WeightFormat, group_index: npt.NDArray[np.int32] | None
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    n, k = weight.shape
+    k = weight.shape[1]
     if fmt.strategy == "tensor":
         return weight.min(keepdims=True).reshape(1), weight.max(keepdims=True).reshape(1)
     count = fmt.groups(k)
@@ -280,9 +276,7 @@ def _no_zero(scale: npt.NDArray[Any], eps: Any) -> npt.NDArray[Any]:
 def _check_float_matrix(weight: npt.NDArray[Any]) -> np.dtype[Any]:
     form: FloatFormat = float_format(weight.dtype)
     if weight.ndim != 2 or weight.size == 0:
-        raise TensorError(
-            f"weight: expected a matrix (N, K) with elements, found shape {list(weight.shape)}"
-        )
+        raise TensorError(f"weight: expected a matrix (N, K) with elements, found shape {list(weight.shape)}")
     if not np.isfinite(weight.astype(np.float32)).all():
         raise TensorError("weight: it holds NaN or Inf, which no code stands for")
     return form.dtype
@@ -296,6 +290,18 @@ def _check_array(
         raise TensorError(f"{name}: expected dtype {np.dtype(dtype)}, found {found}")
     if shape is not None and array.shape != shape:
         raise TensorError(f"{name}: expected shape {list(shape)}, found {list(array.shape)}")
+
+
+def _check_scale(scale: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
+    dtypes = [form.dtype for form in FLOAT_FORMATS.values()]
+    if not isinstance(scale, np.ndarray) or scale.dtype not in dtypes:
+        found = scale.dtype if isinstance(scale, np.ndarray) else type(scale).__name__
+        raise TensorError(f"scale: expected dtype {', '.join(map(str, dtypes))}, found {found}")
+    _check_array("scale", scale, scale.dtype, shape)
+    finite = np.isfinite(scale.astype(np.float32))
+    if not finite.all():
+        index = tuple(int(i) for i in np.argwhere(~finite)[0])
+        raise TensorError(f"scale: {scale[index]} at {list(index)} is not a finite number")
 
 
 def _check_range(name: str, values: Int8Array, fmt: WeightFormat) -> None:

@@ -15,6 +15,7 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
 from conformance.backend import Checkpoint, Support
 from conformance.cases import Case
+from conformance.errors import EnvironmentMissing
 from reference.bounds import Contract
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -23,10 +24,10 @@ _VALIDATES = ("group-remainder",)
 
 
 class CompressedTensorsBackend:
-    name = "compressed_tensors"
     contract = Contract(weights="rounded")
 
-    def __init__(self, device: str = "cpu") -> None:
+    def __init__(self, name: str = "compressed_tensors", device: str = "cpu") -> None:
+        self.name = name
         self.device = device
 
     def supports(self, case: Case) -> Support:
@@ -64,3 +65,10 @@ class CompressedTensorsBackend:
 
 
 backend = CompressedTensorsBackend
+
+
+def cuda_backend() -> CompressedTensorsBackend:
+    """The same on a CUDA device."""
+    if not torch.cuda.is_available():
+        raise EnvironmentMissing("torch finds no CUDA device; on the CPU use the backend compressed_tensors")
+    return CompressedTensorsBackend("compressed_tensors_cuda", "cuda")

@@ -86,6 +86,7 @@ class Report:
     environment: dict[str, Any]
     selection: dict[str, Any]
     command: Sequence[str]
+    specs: dict[str, str] = field(default_factory=dict)  # backend name -> how it was asked for
     path: Path | None = None
     ledger: Ledger = field(default_factory=Ledger)
     exit_code: ExitCode = ExitCode.ENVIRONMENT
@@ -98,6 +99,7 @@ class Report:
             raise RunError(f"--report {path}: it is a folder; name a file")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.unlink(missing_ok=True)  # an old report must not pass for this run's
             return Journal(self.path.with_name(self.path.name + ".part"))
         except OSError as error:
             raise RunError(f"--report {path}: it cannot be written there: {error.strerror}") from error
@@ -167,5 +169,3 @@ def read(path: Path) -> dict[str, Any]:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-

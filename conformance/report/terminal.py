@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import IO
 
@@ -40,7 +40,7 @@ def print_report(report: Report, file: IO[str]) -> None:
     verdicts = sorted(report.ledger.verdicts.values(), key=_enumerated)
     for backend in sorted({v.backend for v in verdicts}):
         _print_matrices(console, backend, [v for v in verdicts if v.backend == backend])
-    _print_failures(console, [v for v in verdicts if v.fails])
+    _print_failures(console, report, [v for v in verdicts if v.fails])
     _print_notes(console, verdicts)
     _print_account(console, report)
 
@@ -62,19 +62,14 @@ def _print_matrices(console: Console, backend: str, verdicts: list[Verdict]) -> 
         tables[title][row, column].append(verdict)
     for title, cells in tables.items():
         rows, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
-        table = Table(
-            title=f"{escape(backend)}: {escape(title)}",
-            title_justify="left",
-            title_style="bold",
-            box=SIMPLE_HEAD,
-            padding=(0, 1, 0, 0),
-        )
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("bits")
         for column in columns:
             table.add_column(escape(column))
         for row in rows:
             table.add_row(row, *(_cell(cells.get((row, column), [])) for column in columns))
-        console.print(table)
+        console.print(f"\n[bold]{escape(backend)}: {escape(title)}[/]")
+        console.print(table, end="")
 
 
 def _place(verdict: Verdict) -> tuple[str, str, str]:
@@ -107,7 +102,7 @@ def _cell(verdicts: Sequence[Verdict]) -> str:
     return f"[{_COLOURS[outcome]}]{text}[/]"
 
 
-def _print_failures(console: Console, failures: list[Verdict]) -> None:
+def _print_failures(console: Console, report: Report, failures: list[Verdict]) -> None:
     if not failures:
         return
     console.print(f"\n[bold]{len(failures)} failing cases[/]")
@@ -118,30 +113,40 @@ def _print_failures(console: Console, failures: list[Verdict]) -> None:
         )
         console.print(f"    {escape(verdict.detail)}", soft_wrap=True)
     if len(failures) > _SHOWN_FAILURES:
-        console.print(f"  and {len(failures) - _SHOWN_FAILURES} more, all of them in report.json (--report FILE)")
+        console.print(
+            f"  and {len(failures) - _SHOWN_FAILURES} more, all of them in report.json (--report FILE)"
+        )
     first = failures[0]
-    console.print(f"  one case alone: quantcts run --backend {first.backend} --cases '{escape(first.case)}'")
+    spec = report.specs.get(first.backend, first.backend)
+    console.print(
+        f"  one case alone: quantcts run --backend {spec} --cases '{escape(first.case)}'", soft_wrap=True
+    )
 
 
-def _print_notes(console: Console, verdicts: Iterable[Verdict]) -> None:
+def _print_notes(console: Console, verdicts: Sequence[Verdict]) -> None:
     noted = [v for v in verdicts if v.note]
     if noted:
-        console.print(f"\n{len(noted)} conforming cases with a note, such as {escape(noted[0].case)}: {noted[0].note}")
-    reasons = defaultdict(list)
-    for verdict in verdicts:
-        if verdict.outcome is Outcome.DECLINES:
-            reasons[verdict.backend, verdict.detail.partition(" [when called")[0]].append(verdict)
-    if reasons:
-        console.print("\n[bold]declined[/]")
-    for (backend, reason), found in reasons.items():
-        console.print(f"  {escape(backend)}: {len(found)} cases: {escape(reason)}", soft_wrap=True)
+        console.print(
+            f"\n{len(noted)} conforming cases with a note, such as {escape(noted[0].case)}: {noted[0].note}"
+        )
+    for outcome, heading in ((Outcome.WAIVED, "waived"), (Outcome.DECLINES, "declined")):
+        reasons: dict[tuple[str, str], int] = defaultdict(int)
+        for verdict in verdicts:
+            if verdict.outcome is outcome:
+                reasons[verdict.backend, verdict.detail.partition(" [")[0]] += 1
+        if reasons:
+            console.print(f"\n[bold]{heading}[/]")
+        for (backend, reason), count in reasons.items():
+            console.print(f"  {escape(backend)}: {count} cases: {escape(reason)}", soft_wrap=True)
 
 
 def _print_account(console: Console, report: Report) -> None:
     ledger = report.ledger
     verdicts = ledger.verdicts.values()
     if any(v.worst for v in verdicts):
-        console.print("\nA number is the worst error beyond output rounding as a fraction of what is allowed.")
+        console.print(
+            "\nA number is the worst error beyond output rounding as a fraction of what is allowed."
+        )
     oracle, backend = (sum(getattr(v, f"{who}_seconds") for v in verdicts) for who in ("oracle", "backend"))
     if verdicts:
         console.print(f"time: backend {backend:.1f} s, oracle {oracle:.1f} s, over all workers")

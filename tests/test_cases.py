@@ -1,0 +1,115 @@
+"""The matrix: what is enumerated, under which ids, and what the quick set leaves out."""
+
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+from conformance.cases import BITS, DTYPES, GROUP_SIZES, all_cases
+from conformance.data import generator, linear_problem, quantized_weight
+
+CASES = all_cases()
+LINEAR = [c for c in CASES.values() if c.operation == "linear" and not c.act_order]
+
+
+def test_every_format_dtype_and_bias_is_a_linear_case():
+    seen = {(c.weight.bits, c.weight.group_size, c.weight.symmetric, c.dtype, c.bias) for c in LINEAR}
+    assert len(seen) == len(BITS) * len(GROUP_SIZES) * 2 * len(DTYPES) * 2
+
+
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+@pytest.mark.parametrize("bits", BITS)
+def test_every_cell_meets_every_row_count(bits, group_size):
+    rows = {c.m for c in LINEAR if (c.weight.bits, c.weight.group_size) == (bits, group_size)}
+    assert {0, 1, 2, 7, 16, 17, 64, 257} <= rows
+
+
+def test_shapes_are_and_are_not_multiples_of_the_tiles():
+    for size in (32, 64, 128):
+        for axis in ("n", "k"):
+            whole = [getattr(c, axis) % size == 0 for c in LINEAR]
+            assert any(whole)
+            assert not all(whole)
+    assert any(c.n == 64 for c in LINEAR)
+    assert any(c.k * c.weight.bits % 32 for c in LINEAR)
+    assert any(c.k < 16 for c in LINEAR)
+
+
+def test_the_quick_set_judges_every_cell():
+    assert {c.cell for c in CASES.values()} == {c.cell for c in CASES.values() if c.quick}
+
+
+def test_the_quick_set_meets_every_shape_and_recipe_of_the_full_one():
+    for operation in ("linear", "dequantize"):
+        full = {(c.m, c.recipe) for c in CASES.values() if c.operation == operation}
+        quick = {(c.m, c.recipe) for c in CASES.values() if c.operation == operation and c.quick}
+        assert full == quick
+
+
+def test_every_linear_cell_has_exact_and_bounded_cases_in_the_quick_set():
+    for cell in {c.cell for c in LINEAR}:
+        recipes = Counter(c.recipe for c in LINEAR if c.cell == cell and c.quick)
+        assert recipes["identity"] >= 2
+        assert recipes["scales"] >= 1
+        assert recipes["integers"] >= 1
+        assert recipes["random"] >= 1
+
+
+def test_ids_are_unique_plain_and_start_with_their_cell():
+    for case_id, case in CASES.items():
+        assert re.fullmatch(r"[a-z0-9/-]+", case_id)
+        assert case_id.startswith(case.cell + "/")
+
+
+def test_ids_do_not_change_unnoticed():
+    for case_id in (
+        "packing/w3/dim1/n16-k250/ramp-0",
+        "packing/w5/dim0/e3-n10-k33/uniform-0",
+        "dequantize/w3-g128-asym/bf16/n160-k384/uniform-0",
+        "linear/w3-channel-asym/a16/fp16/m17-n130-k272-bias/random-0",
+        "linear/w8-g32-sym/a16/bf16/m0-n64-k128/empty-0",
+        "linear/w4-g128-sym-gidx/a16/bf16/m17-n64-k384/identity-0",
+        "validation/w3-g32-asym/bf16/scale-nan",
+    ):
+        assert case_id in CASES
+
+
+def test_data_depend_on_the_id_alone():
+    code = (
+        "from conformance.cases import all_cases; from conformance.data import linear_problem;"
+        "p = linear_problem(all_cases()['linear/w3-g32-asym/a16/bf16/m7-n33-k32/random-0']);"
+        "print(p.weight.codes.tobytes().hex()[:64], p.batches[1].tobytes().hex()[:64])"
+    )
+    runs = {
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(2)
+    }
+    problem = linear_problem(CASES["linear/w3-g32-asym/a16/bf16/m7-n33-k32/random-0"])
+    here = f"{problem.weight.codes.tobytes().hex()[:64]} {problem.batches[1].tobytes().hex()[:64]}\n"
+    assert runs == {here}
+
+
+@pytest.mark.parametrize("case", [c for c in LINEAR if c.recipe in ("identity", "integers", "random")][::97])
+def test_data_tell_groups_rows_and_extremes_apart(case):
+    weight = quantized_weight(case, generator(case.id))
+    low, high = case.weight.code_range
+    assert {low, high} <= set(np.unique(weight.codes))
+    parameters = [] if weight.zero_point is None else [weight.zero_point]
+    if case.recipe != "random":  # random scales meet by chance
+        parameters.append(weight.scale.astype(np.float64))
+    for values in parameters:
+        assert (values[1:] != values[:-1]).all(), "neighbouring rows share a parameter"
+        assert (values[:, 1:] != values[:, :-1]).all(), "neighbouring groups share a parameter"
+
+
+@pytest.mark.parametrize("case", [c for c in LINEAR if c.m >= c.k and c.recipe == "identity"][::9])
+def test_a_readout_meets_every_column_in_both_batches(case):
+    for x in linear_problem(case).batches:
+        assert (np.count_nonzero(x.astype(np.float32), axis=1) == 1).all()
+        assert set(np.flatnonzero(x.astype(np.float32).any(axis=0))) == set(range(case.k))

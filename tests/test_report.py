@@ -1,0 +1,101 @@
+"""report.json, the terminal's matrix, `list`."""
+
+import json
+
+import jsonschema
+import pytest
+
+from conformance.cases import all_cases
+from conformance.errors import RunError
+from conformance.report.document import read, schema
+
+QUERY = "{packing,dequantize,linear,validation}/w4*"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory, request):
+    from conftest import quantcts as fixture
+
+    call = fixture.__wrapped__(tmp_path_factory.mktemp("report"))
+    return call("run", "--backend", "numpy", "--quick", "--cases", QUERY, "-n", "2")
+
+
+def test_it_obeys_its_schema_and_accounts_for_every_case(report):
+    jsonschema.Draft202012Validator(schema()).validate(report.report)
+    ledger = report.report["ledger"]
+    outcomes = ("conforms", "diverges", "declines", "dishonest", "crashes", "waived")
+    assert ledger["planned"] == sum(ledger[o] for o in outcomes) == len(report.report["cases"])
+    assert ledger["planned"] == sum(c.quick and c.weight.bits == 4 for c in all_cases().values())
+
+
+def test_it_names_versions_contract_and_selection(report):
+    assert report.report["selection"] == {"set": "quick", "queries": [QUERY], "keyword": ""}
+    backend = report.report["environment"]["backends"][0]
+    assert backend["name"] == "numpy"
+    assert backend["contract"]["weights"] == "rounded"
+    assert "numpy" in report.report["environment"]["packages"]
+
+
+def test_cases_cite_their_clauses_and_cell(report):
+    for record in report.report["cases"]:
+        assert record["cell"] == all_cases()[record["case"]].cell
+        assert record["clauses"]
+
+
+def test_the_matrix_has_a_word_for_every_cell(report):
+    for words in ("numpy: packing", "numpy: linear  a16  bf16", "numpy: linear  a16  fp16  act-order",
+                  "channel sym", "g128 asym", "conforms", "exit code 0", "planned"):  # fmt: skip
+        assert words in report.output
+    assert max(map(len, report.output.splitlines())) <= 110
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: text[: len(text) // 2], "it is not JSON, or half of it"),
+        (lambda text: text.replace('"conforms",', '"fine",', 1), "outcome"),
+        (lambda text: json.dumps({**json.loads(text), "schema": "quantcts-report/0"}), "schema"),
+        (lambda text: json.dumps({**json.loads(text), "exit_code": 9}), "exit_code"),
+        (lambda text: "[]", "the document"),
+    ],
+)
+def test_a_damaged_report_is_one_clear_error(report, tmp_path, change, words):
+    path = tmp_path / "r.json"
+    path.write_text(change(json.dumps(report.report)))
+    with pytest.raises(RunError, match=words):
+        read(path)
+
+
+def test_a_whole_report_reads_back(report, tmp_path):
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(report.report))
+    assert read(path) == report.report
+    with pytest.raises(RunError, match="No such file"):
+        read(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("place", ["/proc/nowhere/report.json", "."])
+def test_a_report_that_cannot_be_written_ends_the_run_before_it_starts(quantcts, place):
+    run = quantcts("run", "--backend", "numpy", "--quick", "--report", place)
+    assert run.code == 3
+    assert "--report" in run.output
+    assert len(run.output.strip().splitlines()) == 1
+
+
+def test_list_prints_filters_and_counts(quantcts):
+    everything = quantcts("list").output.split()
+    assert everything == list(all_cases())
+    assert quantcts("list", "--quick").output.split() == [i for i, c in all_cases().items() if c.quick]
+    some = quantcts("list", "linear/w{2,3}-*/bf16/*", "!*/random-*").output.split()
+    assert some
+    assert all(i.startswith(("linear/w2", "linear/w3")) and "random" not in i for i in some)
+    assert "all: " in quantcts("list", "--count").output
+
+
+@pytest.mark.parametrize(
+    "arguments", [("list", "nothing/*"), ("list", "--bogus"), ("bogus",), ("list", "--quick", "--full")]
+)
+def test_bad_arguments_are_one_line_and_3(quantcts, arguments):
+    run = quantcts(*arguments)
+    assert run.code == 3
+    assert len(run.output.strip().splitlines()) == 1
