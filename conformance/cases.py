@@ -68,8 +68,8 @@ DEFECTS = {
 
 _CLAUSES = {
     "packing": ("C10", "C11", "C12", "C13", "C14"),
-    "dequantize": ("C1", "C4", "C5", "C10", "C20", "C21", "C27"),
-    "linear": ("C1", "C2", "C4", "C5", "C10", "C20", "C21", "C27", "C40", "C41"),
+    "dequantize": ("C1", "C2", "C3", "C4", "C5", "C10", "C20", "C21", "C27"),
+    "linear": ("C1", "C2", "C3", "C4", "C5", "C10", "C20", "C21", "C27", "C40", "C41"),
 }
 _RECIPE_CLAUSES = {
     "identity": ("C42",),

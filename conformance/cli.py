@@ -76,6 +76,21 @@ def list_cases(
     print(f"all: {len(chosen)} cases")
 
 
+@app.command()
+def checkpoint(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="folder with config.json and safetensors")],
+    layers: Annotated[str | None, typer.Option(metavar="GLOB", help="only the layers it matches")] = None,
+    backend: Annotated[
+        str, typer.Option(metavar="NAME", help="name, module:attribute or file.py:attribute")
+    ] = "compressed_tensors",
+    report: Annotated[str | None, typer.Option(metavar="FILE", help="write report.json there")] = None,
+) -> None:
+    """Check a compressed-tensors checkpoint folder and judge a backend on its layers."""
+    from conformance.checkpoint.check import check_checkpoint
+
+    raise SystemExit(check_checkpoint(directory, layers, backend, report, sys.argv, sys.stdout))
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a problem is one line on stderr and an exit code of the contract."""
     try:

@@ -1,6 +1,6 @@
 """Known faults, waived for a while: strict, so that a waiver cannot outlive its fault.
 
-A TOML file of tables, all fields required:
+A TOML file of tables, all fields required; backend is a glob over names, query one over case ids:
 
     [[waiver]]
     backend = "compressed_tensors"
@@ -19,6 +19,7 @@ import datetime
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class Waiver:
     expires: datetime.date
 
     def covers(self, verdict: Verdict) -> bool:
-        return self.backend == verdict.backend and matcher(self.query).match(verdict.case) is not None
+        return fnmatch(verdict.backend, self.backend) and bool(matcher(self.query).match(verdict.case))
 
     def apply(self, verdict: Verdict) -> Verdict:
         """A failing verdict becomes `waived`; one that does not fail becomes a failure of the waiver."""

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from reference.errors import FormatError, TensorError
 from reference.formats import WeightFormat
 from reference.packing import pack, packed_size, unpack
-from reference.weights import QuantizedWeight, scale_shape
+from reference.weights import QuantizedWeight, check_group_index, check_range, check_scale, scale_shape
 
 Tensors = dict[str, npt.NDArray[Any]]
 
@@ -115,10 +115,11 @@ def _ct_weight(
         raise TensorError(f"weight_shape: [{n}, {k}] is no shape")
     packed = _tensor(tensors, "weight_packed", np.int32, (n, size(k, fmt.bits)))
     per_group = scale_shape(fmt, n, k)
-    scale = _tensor(tensors, "weight_scale", None, per_group)
+    scale = _scale(tensors, "weight_scale", per_group)
     zero_point = None
     if not fmt.symmetric and fmt.strategy == "tensor":
         zero_point = _tensor(tensors, "weight_zero_point", np.int8, per_group)
+        check_range("weight_zero_point", zero_point, fmt)
     elif not fmt.symmetric:
         words = _tensor(tensors, "weight_zero_point", np.int32, (size(n, fmt.bits), per_group[1]))
         zero_point = unpacker(words, fmt.bits, n, axis=0)
@@ -126,7 +127,7 @@ def _ct_weight(
         raise TensorError("weight_zero_point: present although the format is symmetric; remove it")
     group_index = tensors.get("weight_g_idx")
     if group_index is not None:
-        group_index = _tensor(tensors, "weight_g_idx", np.int32, (k,))
+        check_group_index("weight_g_idx", group_index, k, per_group[-1])
     return QuantizedWeight(fmt, unpacker(packed, fmt.bits, k), scale, zero_point, group_index)
 
 
@@ -164,8 +165,8 @@ def _unpack_aligned(
 
 def _gptq_encode(weight: QuantizedWeight, minus: int) -> Tensors:
     fmt = weight.format
-    _whole_words("K", weight.k, fmt.bits)
-    _whole_words("N", weight.n, fmt.bits)
+    _whole_words("codes", "K", weight.k, fmt.bits)
+    _whole_words("codes", "N", weight.n, fmt.bits)
     zeros = _unsigned_zero_points(weight) - minus
     if (zeros < 0).any():
         raise TensorError(
@@ -184,11 +185,11 @@ def _gptq_decode(tensors: Mapping[str, npt.NDArray[Any]], fmt: WeightFormat, min
     group_index = _tensor(tensors, "g_idx", np.int32, (None,))
     k = int(group_index.shape[0])
     n = int(_tensor(tensors, "scales", None, (None, None)).shape[1])
-    _whole_words("K", k, fmt.bits)
-    _whole_words("N", n, fmt.bits)
+    _whole_words("g_idx", "K", k, fmt.bits)
+    _whole_words("scales", "N", n, fmt.bits)
     groups = fmt.groups(k)
     words = _tensor(tensors, "qweight", np.int32, (packed_size(k, fmt.bits), n))
-    scales = _tensor(tensors, "scales", None, (groups, n))
+    scales = _scale(tensors, "scales", (groups, n))
     packed_zeros = _tensor(tensors, "qzeros", np.int32, (groups, packed_size(n, fmt.bits)))
     zeros = unpack(packed_zeros, fmt.bits, n, signed=False).astype(np.int16) + minus
     if (zeros > 2 * fmt.offset - 1).any():
@@ -212,7 +213,7 @@ def _gptq_decode(tensors: Mapping[str, npt.NDArray[Any]], fmt: WeightFormat, min
 def _awq_encode(weight: QuantizedWeight) -> Tensors:
     if weight.format.symmetric or weight.group_index is not None:
         raise FormatError("layout: awq-gemm is asymmetric and has no g_idx; choose a gptq layout")
-    _whole_words("N", weight.n, weight.format.bits)
+    _whole_words("codes", "N", weight.n, weight.format.bits)
     return {
         "qweight": pack(_interleave(_unsigned(weight.codes, weight.format).T, _AWQ_ORDER), 4),
         "qzeros": pack(_interleave(_unsigned_zero_points(weight).T.astype(np.uint8), _AWQ_ORDER), 4),
@@ -226,7 +227,7 @@ def _awq_decode(tensors: Mapping[str, npt.NDArray[Any]], fmt: WeightFormat) -> Q
     words = _tensor(tensors, "qweight", np.int32, (None, None))
     k, n = int(words.shape[0]), int(words.shape[1]) * 8
     groups = fmt.groups(k)
-    scales = _tensor(tensors, "scales", None, (groups, n))
+    scales = _scale(tensors, "scales", (groups, n))
     packed_zeros = _tensor(tensors, "qzeros", np.int32, (groups, n // 8))
     back = np.argsort(_AWQ_ORDER)
     codes = _interleave(unpack(words, 4, n, signed=False), back)
@@ -276,10 +277,10 @@ def _zero_points(zeros: npt.NDArray[Any], fmt: WeightFormat, name: str) -> npt.N
     return None
 
 
-def _whole_words(dimension: str, size: int, bits: int) -> None:
+def _whole_words(name: str, dimension: str, size: int, bits: int) -> None:
     if size * bits % 32:
         raise TensorError(
-            f"shape: {dimension}={size} of {bits} bits does not fill whole 32-bit words; this layout needs it to"
+            f"{name}: {dimension}={size} of {bits} bits does not fill whole 32-bit words, which it has to"
         )
 
 
@@ -300,6 +301,12 @@ def _tensor(
         wanted = ", ".join("any" if length is None else str(length) for length in shape)
         raise TensorError(f"{name}: expected shape [{wanted}], found {list(array.shape)}")
     return array
+
+
+def _scale(tensors: Mapping[str, npt.NDArray[Any]], name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    scale = _tensor(tensors, name, None, shape)
+    check_scale(name, scale, shape)
+    return scale
 
 
 LAYOUTS = {

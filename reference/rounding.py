@@ -80,7 +80,7 @@ def round_to(x: npt.ArrayLike, target: FloatFormat) -> Float64Array:
     nan = np.isnan(values)
     if nan.any():
         rounded[nan] = np.nan
-    return rounded
+    return rounded.reshape(np.shape(x))
 
 
 def half_ulps(y: Float64Array, target: FloatFormat) -> tuple[Float64Array, Float64Array]:

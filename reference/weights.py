@@ -1,4 +1,4 @@
-"""Quantized weights: scales and zero points, quantize, dequantize (C20-C34).
+"""Quantized weights: scales and zero points, quantize, dequantize (C20-C29).
 
 A weight matrix is (N, K) = (output features, input features). Codes q and zero points z are signed, as
 compressed-tensors computes with them; w = (q - z) * s.
@@ -45,9 +45,9 @@ class QuantizedWeight:
         _check_array("codes", self.codes, np.int8, None)
         if self.codes.ndim != 2:
             raise TensorError(f"codes: expected a matrix (N, K), found shape {list(self.codes.shape)}")
-        _check_range("codes", self.codes, fmt)
+        check_range("codes", self.codes, fmt)
         shape = scale_shape(fmt, *self.codes.shape)
-        _check_scale(self.scale, shape)
+        check_scale("scale", self.scale, shape)
         if (self.zero_point is None) != fmt.symmetric:
             raise TensorError(
                 f"zero_point: {'missing from' if self.zero_point is None else 'present in'} the weight of "
@@ -55,17 +55,11 @@ class QuantizedWeight:
             )
         if self.zero_point is not None:
             _check_array("zero_point", self.zero_point, np.int8, shape)
-            _check_range("zero_point", self.zero_point, fmt)
+            check_range("zero_point", self.zero_point, fmt)
         if self.group_index is not None:
             if fmt.strategy != "group":
                 raise TensorError(f"g_idx: a format of strategy {fmt.strategy!r} has no groups to index")
-            _check_array("g_idx", self.group_index, np.int32, (self.k,))
-            bad = (self.group_index < 0) | (self.group_index >= shape[1])
-            if bad.any():
-                where = int(np.argmax(bad))
-                raise TensorError(
-                    f"g_idx: {int(self.group_index[where])} at [{where}] is outside 0..{shape[1] - 1}"
-                )
+            check_group_index("g_idx", self.group_index, self.k, shape[1])
 
     @property
     def n(self) -> int:
@@ -292,19 +286,30 @@ def _check_array(
         raise TensorError(f"{name}: expected shape {list(shape)}, found {list(array.shape)}")
 
 
-def _check_scale(scale: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
+def check_scale(name: str, scale: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
+    """Raise TensorError unless scale is of a float type of 16 or 32 bits, of that shape, and finite (C25)."""
     dtypes = [form.dtype for form in FLOAT_FORMATS.values()]
     if not isinstance(scale, np.ndarray) or scale.dtype not in dtypes:
         found = scale.dtype if isinstance(scale, np.ndarray) else type(scale).__name__
-        raise TensorError(f"scale: expected dtype {', '.join(map(str, dtypes))}, found {found}")
-    _check_array("scale", scale, scale.dtype, shape)
+        raise TensorError(f"{name}: expected dtype {', '.join(map(str, dtypes))}, found {found}")
+    _check_array(name, scale, scale.dtype, shape)
     finite = np.isfinite(scale.astype(np.float32))
     if not finite.all():
         index = tuple(int(i) for i in np.argwhere(~finite)[0])
-        raise TensorError(f"scale: {scale[index]} at {list(index)} is not a finite number")
+        raise TensorError(f"{name}: {scale[index]} at {list(index)} is not a finite number")
 
 
-def _check_range(name: str, values: Int8Array, fmt: WeightFormat) -> None:
+def check_group_index(name: str, index: npt.NDArray[np.int32], k: int, groups: int) -> None:
+    """Raise TensorError unless index is int32 (K) and holds groups only."""
+    _check_array(name, index, np.int32, (k,))
+    bad = (index < 0) | (index >= groups)
+    if bad.any():
+        where = int(np.argmax(bad))
+        raise TensorError(f"{name}: {int(index[where])} at [{where}] is outside 0..{groups - 1}")
+
+
+def check_range(name: str, values: Int8Array, fmt: WeightFormat) -> None:
+    """Raise TensorError at the first signed code outside the width of the format (C15)."""
     low, high = fmt.code_range
     if values.size and (values.min() < low or values.max() > high):
         index = tuple(int(i) for i in np.argwhere((values < low) | (values > high))[0])

@@ -225,21 +225,19 @@ def test_widths_outside_one_to_eight_are_refused(bits):
         lambda: pack(np.zeros(5, np.int8), bits),
         lambda: unpack(np.zeros(1, np.int32), bits, 5),
     ):
-        with pytest.raises(FormatError, match="^num_bits: "):
+        with pytest.raises(FormatError, match=r"^num_bits: "):
             call()
 
 
-@pytest.mark.parametrize("codes", [np.zeros(4, np.int16), np.zeros(4, np.float32), np.zeros(4, bool), [1, 2]])
+@pytest.mark.parametrize("codes", [np.zeros(4, np.int16), np.zeros(4, np.float32), np.zeros(4, bool), [1]])
 def test_codes_of_another_type_are_refused(codes):
-    with pytest.raises(TensorError, match="^codes: expected an int8 or uint8 array, found "):
+    with pytest.raises(TensorError, match=r"^codes: expected an int8 or uint8 array, found "):
         pack(codes, 4)
 
 
-@pytest.mark.parametrize(
-    "words", [np.zeros(1, np.int64), np.zeros(1, np.uint8), np.zeros(1, np.float32), [0]]
-)
+@pytest.mark.parametrize("words", [np.zeros(1, np.int64), np.zeros(1, np.uint8), np.zeros(1, np.float16), 0])
 def test_words_of_another_type_are_refused(words):
-    with pytest.raises(TensorError, match="^words: expected an int32 array, found "):
+    with pytest.raises(TensorError, match=r"^words: expected an int32 array, found "):
         unpack(words, 4, 8)
 
 

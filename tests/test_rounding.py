@@ -27,10 +27,9 @@ def exactly(value, form):
     """The rounding of a rational number, by the definition; round() of a Fraction is half to even."""
     if value == 0:
         return 0.0
-    exponent = form.emin
-    while abs(value) >= Fraction(2) ** (exponent + 1):
-        exponent += 1
-    quantum = Fraction(2) ** (exponent - form.precision + 1)
+    exponent = abs(value.numerator).bit_length() - value.denominator.bit_length()
+    exponent -= abs(value) < Fraction(2) ** exponent
+    quantum = Fraction(2) ** (max(exponent, form.emin) - form.precision + 1)
     rounded = round(value / quantum) * quantum
     if abs(rounded) > Fraction(form.largest):
         return math.copysign(math.inf, value)
@@ -38,9 +37,9 @@ def exactly(value, form):
 
 
 def not_negative(form):
-    """Every finite number of a 16-bit format from 0 up: the index is the bit pattern, even if the last bit is 0."""
-    patterns = np.arange(2**16 // 2, dtype=np.uint16).view(form.dtype).astype(np.float64)
-    return patterns[np.isfinite(patterns)]
+    """Every finite number of a 16-bit format from 0 up: indexed by its bit pattern, which is even or odd."""
+    infinity = int(np.array(np.inf, form.dtype).view(np.uint16))
+    return np.arange(infinity, dtype=np.uint16).view(form.dtype).astype(np.float64)
 
 
 def same(a, b):
@@ -76,13 +75,19 @@ def test_a_hair_beside_a_tie_is_no_tie(form):
     for hair, expected in ((2.0**-52, 1 + form.eps), (0.0, 1.0), (-(2.0**-52), 1.0)):
         assert round_to(np.array([tie + hair]), form) == expected
     odd_tie = 1 + 1.5 * form.eps
-    for hair, expected in ((2.0**-52, 1 + 2 * form.eps), (0.0, 1 + 2 * form.eps), (-(2.0**-52), 1 + form.eps)):
+    for hair, expected in (
+        (2.0**-52, 1 + 2 * form.eps),
+        (0.0, 1 + 2 * form.eps),
+        (-(2.0**-52), 1 + form.eps),
+    ):
         assert round_to(np.array([odd_tie + hair]), form) == expected
 
 
 @pytest.mark.parametrize("form", ALL, ids=named)
 def test_overflow_begins_half_a_step_beyond_the_largest(form):
-    threshold = float(Fraction(2) ** (EMAX[form.name] + 1) - Fraction(2) ** (EMAX[form.name] - form.precision))
+    threshold = float(
+        Fraction(2) ** (EMAX[form.name] + 1) - Fraction(2) ** (EMAX[form.name] - form.precision)
+    )
     values = np.array([form.largest, np.nextafter(threshold, 0), threshold, 1e300, np.inf])
     expected = np.array([form.largest, form.largest, np.inf, np.inf, np.inf])
     assert same(round_to(values, form), expected)
@@ -149,9 +154,9 @@ def test_any_number_against_exact_arithmetic(form, values):
     hair=st.integers(-2, 2),
 )
 def test_any_number_near_a_tie_against_exact_arithmetic(form, significand, exponent, hair):
-    """A significand of precision + 1 bits is a number of the format or a tie; then a last place or two aside."""
-    near = (significand >> (24 - form.precision)) * 2**27 + hair
-    value = math.ldexp(near, exponent - 50)
+    """A significand of precision + 1 bits is a number of the format or a tie; the hair is a last place."""
+    near = (significand >> (24 - form.precision) << (52 - form.precision)) + hair
+    value = math.ldexp(near, exponent - 52)
     assert round_to(np.array([value]), form)[0] == exactly(Fraction(value), form)
 
 

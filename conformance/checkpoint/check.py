@@ -43,7 +43,7 @@ def check_checkpoint(
     if not layer_names(folder) and not folder.problems:
         raise RunError(f"{directory}: none of its {len(folder.tensors)} tensors belongs to a quantized layer")
     selection = {"set": "checkpoint", "queries": [layers] if layers else [], "keyword": ""}
-    report = Report(environment([backend]), selection, command)
+    report = Report(environment([backend]), selection, command, {backend.name: backend_spec})
     journal = report.open(report_file) if report_file else None
     found = survey(folder, Schemes(folder), chosen) if folder.config else Survey()
     print_summary(folder, found, layers, out)
@@ -66,9 +66,10 @@ def _chosen(query: str | None, names: Sequence[str]) -> Callable[[str], bool]:
     if query is None:
         return lambda name: True
     match = matcher(query).match
-    if not any(map(match, names)):
-        such = f", such as {names[0]}" if names else ""
-        raise RunError(f"--layers {query!r} matches none of the {len(names)} quantized layers{such}")
+    if names and not any(map(match, names)):
+        raise RunError(
+            f"--layers {query!r} matches none of the {len(names)} quantized layers, such as {names[0]}"
+        )
     return lambda name: match(name) is not None
 
 
@@ -85,7 +86,7 @@ class _Run:
     def go(self) -> None:
         plans = [(layer, self._plan(layer)) for layer in self.found.sound]
         self.ledger.plan(case.id for _, own in plans for case in own)
-        progress = Progress(sys.stderr.write)
+        progress = Progress(lambda text: print(text, end="", file=sys.stderr, flush=True))
         self.found.sound = []
         for layer, own in plans:
             problems = self._layer(layer, own, progress)

@@ -89,7 +89,7 @@ class Folder:
         by_file: dict[str, list[str]] = defaultdict(list)
         for name in names:
             by_file[self.tensors[name].file].append(name)
-        arrays = {}
+        arrays: dict[str, Array] = {}
         for file, own in by_file.items():
             try:
                 with safe_open(self.path / file, framework="np") as handle:
@@ -172,7 +172,7 @@ def _json_object(folder: Folder, name: str) -> dict[str, Any] | None:
 def _kind(value: object) -> str:
     if value is None:
         return "none"
-    return {dict: "an empty object", list: "a list", str: "a string"}.get(type(value), type(value).__name__)
+    return f"{type(value).__name__} {str(value)[:40]!r}"
 
 
 # ---- the index and the safetensors files

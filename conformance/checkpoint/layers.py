@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -115,7 +116,7 @@ class LayerJudge:
         for rows, block in blocks:
             part = Answer(array=answer.array[rows], seconds=seconds)
             step = f"rows {rows.start}..{rows.stop - 1}, counted from the first of them"
-            judge(part, lambda block=block: dequantize(block), step)
+            judge(part, partial(dequantize, block), step)
             seconds = 0.0
             if judge.verdict is None or judge.verdict.fails:
                 return

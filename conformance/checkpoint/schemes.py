@@ -134,7 +134,7 @@ class Schemes:
             try:
                 Targets[str]().add(word, word)
                 good.append(word)
-            except (re.error, AttributeError) as error:
+            except KeyError as error:
                 self._fault(place, "names, classes or re: with an expression", f"{word!r}: {error}")
         return good
 

@@ -26,7 +26,7 @@ def print_summary(folder: Folder, found: Survey, query: str | None, out: IO[str]
     console = _console(out)
     console.print(
         f"{folder.path}: {_count(len(folder.files), 'file')}, {_count(len(folder.tensors), 'tensor')}, "
-        f"{_count(found.quantized, 'quantized layer')}{f' that match {query}' if query else ''}, "
+        f"{_count(found.quantized, 'quantized layer')}{f' ({query})' if query else ''}, "
         f"{len(found.plain)} plain matrices, {len(found.ignored)} of them ignored",
         markup=False, soft_wrap=True,
     )  # fmt: skip
@@ -66,8 +66,8 @@ def print_layers(found: Survey, verdicts: Iterable[Verdict], out: IO[str]) -> No
         for probe in PROBES:
             outcomes = Counter(own[probe].outcome.value for own in others if probe in own)
             counts.append(f"{probe} {', '.join(f'{n} {o}' for o, n in outcomes.items()) or 'none'}")
-        word = "other layers" if failing else "layers"
-        console.print(f"{len(others)} {word}, well-formed: {'; '.join(counts)}", soft_wrap=True)
+        word = "other layer" if failing else "layer"
+        console.print(f"{_count(len(others), word)}, well-formed: {'; '.join(counts)}", soft_wrap=True)
 
 
 def print_notes(notes: Iterable[Note], out: IO[str]) -> None:

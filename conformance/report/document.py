@@ -148,8 +148,15 @@ def write_atomically(path: Path, document: dict[str, Any]) -> None:
     """Validate against the schema, write beside, rename into place."""
     jsonschema.Draft202012Validator(schema()).validate(document)
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    beside.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    beside.write_text(_text(document), encoding="utf-8")
     os.replace(beside, path)
+
+
+def _text(document: dict[str, Any]) -> str:
+    """JSON with one case a line, so that two reports can be compared line by line."""
+    head = json.dumps({name: value for name, value in document.items() if name != "cases"}, indent=1)
+    cases = ",\n".join(f"  {json.dumps(case)}" for case in document["cases"])
+    return f'{head.removesuffix("}").rstrip()},\n "cases": [\n{cases}\n ]\n}}\n'
 
 
 def read(path: Path) -> dict[str, Any]:

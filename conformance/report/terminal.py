@@ -38,7 +38,8 @@ def print_report(report: Report, file: IO[str]) -> None:
     if not console.is_terminal:
         console = Console(file=file, highlight=False, width=max(_NARROWEST, console.width))
     verdicts = sorted(report.ledger.verdicts.values(), key=_enumerated)
-    for backend in sorted({v.backend for v in verdicts}):
+    judged_cells = report.selection["set"] != "checkpoint"  # layers of a checkpoint have a table of their own
+    for backend in sorted({v.backend for v in verdicts if judged_cells}):
         _print_matrices(console, backend, [v for v in verdicts if v.backend == backend])
     _print_failures(console, report, [v for v in verdicts if v.fails])
     _print_notes(console, verdicts)
@@ -116,11 +117,16 @@ def _print_failures(console: Console, report: Report, failures: list[Verdict]) -
         console.print(
             f"  and {len(failures) - _SHOWN_FAILURES} more, all of them in report.json (--report FILE)"
         )
-    first = failures[0]
-    spec = report.specs.get(first.backend, first.backend)
-    console.print(
-        f"  one case alone: quantcts run --backend {spec} --cases '{escape(first.case)}'", soft_wrap=True
-    )
+    console.print(f"  one case alone: quantcts {escape(_alone(report, failures[0]))}", soft_wrap=True)
+
+
+def _alone(report: Report, verdict: Verdict) -> str:
+    """The arguments that judge one case again."""
+    spec = report.specs.get(verdict.backend, verdict.backend)
+    if report.selection["set"] == "checkpoint":
+        layer = verdict.case.removeprefix("checkpoint/").rpartition("/")[0]
+        return f"checkpoint DIR --backend {spec} --layers '{layer}'"
+    return f"run --backend {spec} --cases '{verdict.case}'"
 
 
 def _print_notes(console: Console, verdicts: Sequence[Verdict]) -> None:
@@ -147,9 +153,12 @@ def _print_account(console: Console, report: Report) -> None:
         console.print(
             "\nA number is the worst error beyond output rounding as a fraction of what is allowed."
         )
-    oracle, backend = (sum(getattr(v, f"{who}_seconds") for v in verdicts) for who in ("oracle", "backend"))
+    spent = [sum(getattr(v, f"{who}_seconds") for v in verdicts) for who in ("backend", "oracle")]
     if verdicts:
-        console.print(f"time: backend {backend:.1f} s, oracle {oracle:.1f} s, over all workers")
+        console.print("time: backend {:.1f} s, oracle {:.1f} s, over all workers".format(*spent))
+    for backend in report.environment["backends"]:
+        promises = ", ".join(f"{name} {value}" for name, value in backend["contract"].items())
+        console.print(escape(f"contract of {backend['name']} on {backend['device']}: {promises}"))
     for problem in ledger.problems:
         console.print(f"[bold red]problem[/] {escape(problem)}", soft_wrap=True)
     if report.path:
