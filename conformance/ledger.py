@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from conformance.exitcodes import ExitCode
 from conformance.verdict import JUDGED, Outcome, Verdict
 
-_SHOWN = 5
-
 
 @dataclass
 class Ledger:
@@ -45,9 +43,7 @@ class Ledger:
     @property
     def problems(self) -> list[str]:
         """What makes the account itself wrong, a line each."""
-        found = self.faults[:_SHOWN]
-        if len(self.faults) > _SHOWN:
-            found.append(f"and {len(self.faults) - _SHOWN} more of this kind")
+        found = list(self.faults)
         missing = sorted(self.planned - set(self.verdicts))
         surplus = sorted(set(self.verdicts) - self.planned)
         for keys, what in ((missing, "planned but never judged"), (surplus, "judged but never planned")):

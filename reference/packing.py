@@ -62,10 +62,10 @@ def pack(codes: Int8Array | UInt8Array, bits: int, axis: int = -1) -> Int32Array
     _check_codes(codes, bits, offset)
     n = rows.shape[1]
     out = np.empty((rows.shape[0], packed_size(n, bits)), np.int32)
-    unit = _Unit(bits)
     padded = -(-n // 32) * 32  # whole words a row; the surplus is cut off below
     step = max(1, _BLOCK // max(padded, 1))
     buffer = np.zeros((min(step, max(rows.shape[0], 1)), padded), np.uint8)
+    unit = _Unit(bits, *buffer.shape)
     words = np.empty((buffer.shape[0], padded * bits // 32), np.int32)
     for start in range(0, rows.shape[0] if n else 0, step):
         block = rows[start : start + step]
@@ -95,10 +95,10 @@ def unpack(words: Int32Array, bits: int, size: int, axis: int = -1, signed: bool
             f"along axis {axis}, found {rows.shape[1]}"
         )
     out = np.empty((rows.shape[0], size), np.uint8)
-    unit = _Unit(bits)
     padded = -(-size // 32) * 32
     step = max(1, _BLOCK // max(padded, 1))
     buffer = np.empty((min(step, max(rows.shape[0], 1)), padded), np.uint8)
+    unit = _Unit(bits, *buffer.shape)
     block_words = np.zeros((buffer.shape[0], padded * bits // 32), np.int32)
     offset = np.uint8((1 << (bits - 1)) if signed else 0)
     for start in range(0, rows.shape[0] if size else 0, step):
@@ -107,9 +107,11 @@ def unpack(words: Int32Array, bits: int, size: int, axis: int = -1, signed: bool
         if expected < block_words.shape[1]:
             block_words[:count, :expected] = source
             source = block_words[:count]
-        unit.split(source, buffer[:count])
+        target = out[start : start + count]
+        codes = target if padded == size else buffer[:count]
+        unit.split(source, codes)
         # modulo 256: exactly the two's complement byte of the signed code
-        np.subtract(buffer[:count, :size], offset, out=out[start : start + count])
+        np.subtract(codes[:, :size], offset, out=target)
     return _from_rows(out.view(np.int8) if signed else out, moved)
 
 
@@ -126,14 +128,18 @@ def tail_bits(words: Int32Array, bits: int, size: int, axis: int = -1) -> Int32A
 
 
 class _Unit:
-    """The fewest codes of b bits that fill whole bytes, joined in and split from one lane each."""
+    """The fewest codes of b bits that fill whole bytes, joined in and split from one lane each.
 
-    def __init__(self, bits: int) -> None:
+    rows, columns: the largest block of codes that will be joined or split; its working memory is kept.
+    """
+
+    def __init__(self, bits: int, rows: int, columns: int) -> None:
         self.codes = 8 // math.gcd(bits, 8)
         self.bytes = self.codes * bits // 8
         self.lane = np.dtype(f"u{self.codes}")
         # A lane read as its low bytes only: copies `bytes` of every `codes` bytes.
         self.low = np.dtype({"names": ["x"], "formats": [f"V{self.bytes}"], "itemsize": self.codes})
+        self.upper = np.empty((rows, columns // self.codes), self.lane)
         # From single codes up to half a unit: pairs of fields of `width` codes, each pair in 2*width bytes.
         self.steps: list[tuple[int, int, int]] = []
         width = 1
@@ -146,7 +152,7 @@ class _Unit:
     def join(self, codes: UInt8Array, words: Int32Array) -> None:
         """codes (rows, 32*j) bytes of one code each -> words (rows, b*j). Overwrites codes."""
         lanes = codes.view(self.lane)
-        upper = np.empty_like(lanes)
+        upper = self.upper[: len(lanes)]
         for shift, low, high in self.steps:
             np.bitwise_and(lanes, self.lane.type(high), out=upper)
             np.right_shift(upper, self.lane.type(shift), out=upper)
@@ -162,7 +168,7 @@ class _Unit:
         else:
             lanes.fill(0)
             lanes.view(self.low)["x"] = _as_units(words, self.bytes)
-        upper = np.empty_like(lanes)
+        upper = self.upper[: len(lanes)]
         for shift, _, high in reversed(self.steps):
             # x + upper * (2^shift - 1) takes the upper field from its place and puts it `shift` bits higher.
             np.bitwise_and(lanes, self.lane.type(high >> shift), out=upper)

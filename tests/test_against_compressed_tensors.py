@@ -80,7 +80,7 @@ def assert_packs_the_same(codes, bits, dim):
 def upstream_cannot_unpack(shape, bits, dim):
     """See test_upstream_fails_to_unpack_one_word_of_four_bits and ..._no_rows_of_four_bits."""
     packed, other = shape[-2:] if dim == 0 else shape[:-3:-1]
-    one_word = dim == 0 and packed_size(packed, 4) == 1 and other > 1
+    one_word = dim == 0 and packed_size(packed, 4) <= 1 and other > 1
     return bits == 4 and (one_word or other == 0)
 
 
@@ -437,3 +437,11 @@ def test_both_refuse_a_group_size_without_meaning(size):
         QuantizationArgs(num_bits=4, group_size=size)
     with pytest.raises(ValueError, match=r"^group_size: "):
         WeightFormat.from_quantization_args({"num_bits": 4, "group_size": size})
+
+
+@pytest.mark.parametrize("strategy", ["channel", "tensor"])
+def test_upstream_overlooks_a_group_size_of_zero_beside_a_strategy(strategy):
+    args = {"num_bits": 4, "group_size": 0, "strategy": strategy}
+    assert QuantizationArgs(**args).group_size == 0
+    with pytest.raises(ValueError, match=r"^group_size: 0 is neither"):
+        WeightFormat.from_quantization_args(args)

@@ -19,7 +19,8 @@ from conformance.checkpoint import layers as layers_module
 from conformance.checkpoint.folder import Folder
 from conformance.checkpoint.layers import LayerJudge, cases, probed_columns
 from conformance.checkpoint.schemes import Schemes
-from conformance.checkpoint.wellformed import Layer, survey
+from conformance.checkpoint.survey import survey
+from conformance.checkpoint.wellformed import Layer
 from conformance.cli import main
 from conformance.report.document import read
 from reference.bounds import Contract
@@ -318,6 +319,11 @@ BROKEN: dict[str, tuple[Callable[[Draft], Any], str, str]] = {
     "packed-transposed": (
         put("a.weight_packed", np.zeros((9, 20), np.int32)),
         AT + "a.weight_packed: expected I32 [20, 9], found I32 [9, 20]",
+        "transposed",
+    ),
+    "packed-along-n": (
+        put("a.weight_packed", np.zeros((96, 2), np.int32)),
+        AT + "a.weight_packed: expected I32 [20, 9], found I32 [96, 2]",
         "transposed",
     ),
     "packed-dtype": (
@@ -797,12 +803,12 @@ def _without(checkpoint):
     return replace(checkpoint, tensors=tensors, weights={**checkpoint.weights, "symmetric": True})
 
 
-class LastRow(Base):
-    '''One wrong weight in the last row.'''
+class OneRow(Base):
+    '''One wrong weight, in row 9.'''
 
     def dequantize(self, checkpoint):
         matrix = super().dequantize(checkpoint)
-        matrix[-1, 5] += 1
+        matrix[9, 5] += 1
         return matrix
 
 
@@ -935,13 +941,13 @@ def test_quantized_activations_are_declined_or_noted(tmp_path: Path, run: Run, m
 # ---- blocks, probes and memory
 
 
-def test_a_wrong_row_of_a_later_block_is_named(
+def test_a_wrong_row_of_one_block_of_three_is_named(
     tmp_path: Path, run: Run, mine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layers_module, "_BLOCK", 96 * 8)
-    code, text = run(Draft().write(tmp_path / "x"), *mine("LastRow"))
+    code, text = run(Draft().write(tmp_path / "x"), *mine("OneRow"))
     assert code == 1
-    assert "rows 16..19, counted from the first of them: 1 of 384 elements are wrong; row 3; column 5" in text
+    assert "rows 8..15, counted from the first of them: 1 of 768 elements are wrong; row 1; column 5" in text
 
 
 def layer_of(draft: Draft, folder: Path) -> tuple[Layer, dict[str, Any]]:

@@ -110,6 +110,13 @@ def test_group_size_and_strategy_have_to_fit(size, strategy):
         WeightFormat.from_quantization_args({"num_bits": 4, "group_size": size, "strategy": strategy})
 
 
+@pytest.mark.parametrize("strategy", [None, "tensor", "channel", "group"])
+@pytest.mark.parametrize("size", [0, -2, True])
+def test_a_group_size_without_meaning_is_refused_under_any_strategy(size, strategy):
+    with pytest.raises(FormatError, match=rf"^group_size: {size} is neither"):
+        WeightFormat.from_quantization_args({"num_bits": 4, "group_size": size, "strategy": strategy})
+
+
 def test_an_unknown_field_is_named_with_the_known_ones():
     with pytest.raises(FormatError, match=r"^weights: unknown field 'group'; known: .*group_size"):
         WeightFormat.from_quantization_args({"num_bits": 4, "group": 128})

@@ -271,6 +271,18 @@ def test_packed_size_is_exact_for_any_size(bits):
 
 
 @pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize(("rows", "n"), [(9001, 33), (9001, 32), (3, 2**18 + 5)])
+def test_rows_do_not_depend_on_the_rows_before_them(bits, rows, n):
+    """More rows than one block of work, and rows longer than one."""
+    codes = uniform(np.random.default_rng(bits), bits, (rows, n))
+    words = pack(codes, bits)
+    for i in (0, 1, rows // 2, rows - 1):
+        assert np.array_equal(words[i], pack(codes[i], bits))
+    assert not tail_bits(words, bits, n).any()
+    assert np.array_equal(unpack(words, bits, n, signed=False), codes)
+
+
+@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("axis", [0, 1])
 def test_memory_stays_within_three_times_the_codes(bits, axis):
     codes = np.zeros((2048, 2048), np.int8)

@@ -32,6 +32,7 @@ def python_without_torch(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(BLOCKER)
     root = Path(reference.__file__).parent.parent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(root)])}
+    environment |= {"OPENBLAS_NUM_THREADS": "1"}
     environment.pop("PYTEST_ADDOPTS", None)
 
     def run(*arguments):

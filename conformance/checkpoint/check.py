@@ -12,8 +12,9 @@ from conformance.backend import Backend, load_backend
 from conformance.checkpoint.folder import Folder, Note, Problem, Unreadable, open_folder
 from conformance.checkpoint.layers import LayerCase, LayerJudge, cases, unjudged
 from conformance.checkpoint.schemes import Schemes
+from conformance.checkpoint.survey import Survey, layer_names, survey
 from conformance.checkpoint.terminal import print_layers, print_notes, print_summary
-from conformance.checkpoint.wellformed import Layer, Survey, check_contents, layer_names, survey
+from conformance.checkpoint.wellformed import Layer, check_contents
 from conformance.errors import RunError
 from conformance.exitcodes import ExitCode
 from conformance.ledger import Ledger

@@ -134,7 +134,7 @@ class Schemes:
             try:
                 Targets[str]().add(word, word)
                 good.append(word)
-            except KeyError as error:
+            except (re.error, AttributeError) as error:
                 self._fault(place, "names, classes or re: with an expression", f"{word!r}: {error}")
         return good
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from conformance.checkpoint.folder import Folder, Note
 from conformance.checkpoint.layers import PROBES
-from conformance.checkpoint.wellformed import Survey
+from conformance.checkpoint.survey import Survey
 from conformance.verdict import Verdict
 
 _SHOWN_LAYERS = 40

@@ -29,6 +29,7 @@ _ORDER = (
     Outcome.CRASHES, Outcome.DISHONEST, Outcome.DIVERGES, Outcome.WAIVED, Outcome.CONFORMS, Outcome.DECLINES
 )  # fmt: skip
 _SHOWN_FAILURES = 10
+_SHOWN_PROBLEMS = 20
 _NARROWEST = 100
 
 
@@ -159,8 +160,11 @@ def _print_account(console: Console, report: Report) -> None:
     for backend in report.environment["backends"]:
         promises = ", ".join(f"{name} {value}" for name, value in backend["contract"].items())
         console.print(escape(f"contract of {backend['name']} on {backend['device']}: {promises}"))
-    for problem in ledger.problems:
+    for problem in ledger.problems[:_SHOWN_PROBLEMS]:
         console.print(f"[bold red]problem[/] {escape(problem)}", soft_wrap=True)
+    hidden = len(ledger.problems) - _SHOWN_PROBLEMS
+    if hidden > 0:
+        console.print(f"and {hidden} more problems, all of them in report.json (--report FILE)")
     if report.path:
         console.print(f"report: {escape(str(report.path))}", soft_wrap=True)
     style = "bold green" if report.exit_code == 0 else "bold red"
