@@ -52,7 +52,7 @@ DEQUANTIZE_SHAPES = ((64, 128), (160, 384), (33, 32), (7, 64), (72, 544), (10, 2
 PACKING_SHAPES = ((0, 1, 1), (0, 7, 31), (0, 4, 32), (0, 10, 33), (0, 16, 250), (0, 64, 256), (3, 10, 33))
 
 # recipe -> with bias too
-LINEAR_RECIPES = {"identity": False, "scales": False, "integers": True, "random": True}
+LINEAR_RECIPES = {"identity": False, "scales": False, "integers": True, "random": True, "trained": False}
 PACKING_RECIPES = ("ramp", "onehot", "extremes", "uniform")
 
 # What a backend that claims to validate must refuse -> the clauses that say so
@@ -76,6 +76,7 @@ _RECIPE_CLAUSES = {
     "scales": ("C42", "C43"),
     "integers": ("C42",),
     "random": ("C44", "C45", "C46"),
+    "trained": ("C44", "C45", "C46"),
     "zero-scale": ("C28", "C44", "C45", "C46"),
     "empty": ("C47",),
 }
@@ -187,7 +188,7 @@ def _linear_cell(turn: int, dtype: str, fmt: WeightFormat) -> Iterator[Case]:
     shapes = [shape for shape in LINEAR_SHAPES if _fits(fmt, shape[2])]
     for r, (recipe, with_bias) in enumerate(LINEAR_RECIPES.items()):
         # Cells take turns over the shapes, so that the quick set meets every shape with every recipe.
-        chosen = shapes[(turn + 4 * r) % len(shapes)]
+        chosen = shapes[(turn + 3 * r) % len(shapes)]
         for m, n, k in shapes:
             for bias in (False, True) if with_bias else (False,):
                 quick = (m, n, k) == chosen and bias == (with_bias and turn % 2 == 0)

@@ -6,11 +6,14 @@
 | scales     | one 1, then one -1 a row | full mantissas         | exactly: one rounding of (q - z) * s     |
 | integers   | +-1, then wider integers | powers of two          | exactly: any order of summation is exact |
 | random     | normal                   | log-normal             | within the bound                         |
+| trained    | some channels 30 times   | log-normal, wide       | within the bound                         |
 | zero-scale | normal                   | log-normal, some are 0 | within the bound                         |
 
 Codes are uniform over the whole width and hold both extremes; zero points are uniform; neighbouring groups
-and rows never share a scale or a zero point. Each recipe draws two batches, so that an answer kept from the
-first call is seen. Seeds derive from the case id alone.
+and rows never share a scale or a zero point. `trained` is what a trained model showed when it was quantized
+(`nox -s real`): most codes near zero and the extremes rare, zero points in a narrow band with rare extremes,
+scales that spread a hundredfold within a layer. Each recipe draws two batches, so that an answer kept from
+the first call is seen. Seeds derive from the case id alone.
 """
 
 from __future__ import annotations
@@ -78,15 +81,25 @@ def quantized_weight(case: Case, rng: np.random.Generator) -> QuantizedWeight:
     fmt, n, k = case.weight, case.n, case.k
     low, high = fmt.code_range
     groups = fmt.groups(k)
-    codes = rng.integers(low, high + 1, (n, k)).astype(np.int8)
+    peaked = case.recipe == "trained"
+    codes = _peaked(rng, (n, k), fmt) if peaked else rng.integers(low, high + 1, (n, k)).astype(np.int8)
     ends = rng.choice(n * k, size=min(2, n * k), replace=False)
     codes.flat[ends] = np.array([low, high], np.int8)[: len(ends)]
     index = None
     if case.act_order:
         index = rng.permutation(np.arange(k) // fmt.group_size).astype(np.int32)
-    zero_point = None if fmt.symmetric else _zero_points(rng, n, groups, fmt)
+    zero_point = None
+    if not fmt.symmetric:
+        zero_point = _peaked(rng, (n, groups), fmt) if peaked else _zero_points(rng, n, groups, fmt)
     scale = _scales(case, rng, n, groups).astype(float_format(case.dtype).dtype)
     return QuantizedWeight(fmt, codes, scale, zero_point, index)
+
+
+def _peaked(rng: np.random.Generator, shape: tuple[int, int], fmt: WeightFormat) -> npt.NDArray[np.int8]:
+    """Near zero with heavy tails: Student's t with 3 degrees of freedom, a tenth of the width wide."""
+    low, high = fmt.code_range
+    drawn = rng.standard_t(3, shape) * (high - low) / 10
+    return np.clip(np.rint(drawn), low, high).astype(np.int8)
 
 
 def _zero_points(rng: np.random.Generator, n: int, groups: int, fmt: WeightFormat) -> npt.NDArray[np.int8]:
@@ -108,7 +121,8 @@ def _scales(case: Case, rng: np.random.Generator, n: int, groups: int) -> Float6
         return powers
     target = float_format(case.dtype)
     typical = 1 / (np.sqrt(max(case.k, 1)) * 0.29 * 2.0**case.weight.bits)
-    scales = np.exp2(rng.normal(0, 1, (n, groups))) * typical
+    octaves = 1.5 if case.recipe == "trained" else 1.0
+    scales = np.exp2(rng.normal(0, octaves, (n, groups))) * typical
     scales = _odd(scales, target)
     if case.recipe == "zero-scale":
         scales[(rows + columns) % 3 == 0] = 0
@@ -183,7 +197,10 @@ def _activations(case: Case, weight: QuantizedWeight, rng: np.random.Generator) 
         ]
     if case.recipe == "empty":
         return [np.zeros((m, k)), np.zeros((m, k))]
-    return [round_to(rng.normal(0, 1, (m, k)), target) for _ in range(2)]
+    drawn = rng.normal(0, 1, (2, m, k))
+    if case.recipe == "trained":
+        drawn[:, :, rng.integers(0, k, max(1, k // 64))] *= 30
+    return [round_to(x, target) for x in drawn]
 
 
 def _one_hot(m: int, case: Case, rng: np.random.Generator) -> Float64Array:

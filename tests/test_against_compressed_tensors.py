@@ -97,7 +97,7 @@ def test_pack_and_unpack(bits, dim, shape):
     assert_packs_the_same(codes_of([bits, dim], bits, shape), bits, dim)
 
 
-@search(300)
+@search(150)
 @given(
     bits=st.integers(1, 8),
     dim=st.integers(0, 1),
@@ -296,7 +296,7 @@ def any_weight(draw):
     return fmt, weights_of(draw(st.sampled_from(KINDS)), dtype, draw(st.integers(0, 2**32)), shape)
 
 
-@search(400)
+@search(200)
 @given(any_weight())
 def test_the_whole_way_of_any_weight(problem):
     fmt, weight = problem
@@ -305,7 +305,7 @@ def test_the_whole_way_of_any_weight(problem):
         assert_dequantize_agrees(assert_quantize_agrees(weight, fmt, scale, zero_point))
 
 
-@search(400)
+@search(200)
 @given(any_weight(), st.sampled_from(sorted(DTYPES)), st.integers(0, 2**32))
 def test_scales_of_any_bits_and_another_type(problem, scale_dtype, seed):
     """Scales that no calibration makes: negative, subnormal, of another type than the weight."""

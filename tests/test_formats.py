@@ -166,7 +166,7 @@ JSON = st.recursive(
 FIELDS = ["num_bits", "type", "symmetric", "group_size", "strategy", "dynamic", "actorder"]
 
 
-@settings(deadline=None, database=None, max_examples=300)
+@settings(deadline=None, database=None, max_examples=150)
 @given(
     args=st.dictionaries(st.sampled_from(FIELDS), JSON),
     kind=st.sampled_from([WeightFormat, ActivationFormat]),

@@ -129,7 +129,7 @@ def test_nothing_warns(form):
         round_to(np.array([np.nan, np.inf, -np.inf, 1e308, 5e-324, 0.0, 65520.0]), form)
 
 
-@settings(deadline=None, database=None, max_examples=300)
+@settings(deadline=None, database=None, max_examples=150)
 @given(
     form=st.sampled_from(ALL),
     values=st.lists(
@@ -146,7 +146,7 @@ def test_any_number_against_exact_arithmetic(form, values):
     assert same(round_to(np.array(values), form), np.array(expected))
 
 
-@settings(deadline=None, database=None, max_examples=300)
+@settings(deadline=None, database=None, max_examples=150)
 @given(
     form=st.sampled_from(ALL),
     significand=st.integers(2**24, 2**25),

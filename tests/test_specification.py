@@ -6,9 +6,7 @@ from conftest import ROOT
 from conformance.cases import all_cases
 
 TEXT = (ROOT / "docs" / "specification.md").read_text()
-CLAUSES = {
-    m[1]: m[2] for m in re.finditer(r"^\*\*(C\d+)\. (.*?)(?=^\*\*C\d+\. |^## |\Z)", TEXT, re.M | re.S)
-}
+CLAUSES = {m[1]: m[2] for m in re.finditer(r"^\*\*(C\d+)\. (.*?)(?=^\*\*C\d+\. |^## |\Z)", TEXT, re.M | re.S)}
 CITED = {clause for case in all_cases().values() for clause in case.clauses}
 
 
