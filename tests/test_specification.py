@@ -3,6 +3,7 @@
 import re
 
 from conftest import ROOT
+
 from conformance.cases import all_cases
 
 TEXT = (ROOT / "docs" / "specification.md").read_text()
