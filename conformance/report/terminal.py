@@ -94,7 +94,7 @@ def _cell(verdicts: Sequence[Verdict]) -> str:
     counts = {outcome: sum(v.outcome is outcome for v in verdicts) for outcome in Outcome}
     outcome = next(o for o in _ORDER if counts[o])
     text = outcome.value
-    if outcome in FAILING:
+    if outcome in (*FAILING, Outcome.WAIVED):
         text += f" {counts[outcome]}/{len(verdicts)}"
     elif outcome is Outcome.CONFORMS:
         worst = max((v.worst for v in verdicts if v.worst is not None), default=0.0)
