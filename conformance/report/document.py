@@ -10,6 +10,7 @@ import datetime
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -38,10 +39,11 @@ def schema() -> dict[str, Any]:
 
 def environment(backends: Iterable[Backend]) -> dict[str, Any]:
     """Versions, machine, and what each backend says of itself."""
+    backends = list(backends)
     packages = ("quantcts", "numpy", "ml_dtypes", "pytest", "torch", "compressed-tensors", "humming-kernels")
     return {
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": platform.system(),
         "processor": platform.machine(),
         "packages": {name: found for name in packages if (found := _version(name))},
         "backends": [
@@ -52,7 +54,20 @@ def environment(backends: Iterable[Backend]) -> dict[str, Any]:
             }
             for backend in backends
         ],
+        "gpus": _gpus() if any(device_of(b).startswith("cuda") for b in backends) else [],
     }
+
+
+def _gpus() -> list[str]:
+    """Name and driver of each GPU, as the driver's own tool says."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [
+        f"{name}, driver {driver}" for name, driver in (line.split(", ") for line in done.stdout.splitlines())
+    ]
 
 
 def _version(package: str) -> str | None:
