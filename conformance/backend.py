@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -186,6 +187,26 @@ def _checked(spec: str, found: Any) -> Backend:
         )
     if arrays_of(found) not in ("torch", "numpy"):
         raise RunError(f"backend {spec!r}: arrays is {arrays_of(found)!r}; say 'torch' or 'numpy'")
+    if not re.fullmatch(r"[\w.-]+", found.name):
+        raise RunError(
+            f"backend {spec!r}: the name {found.name!r} is not of letters, digits, '_', '.' and '-'"
+        )
     contract_of(found)
+    if arrays_of(found) == "torch":
+        _check_device(spec, device_of(found))
     backend: Backend = found
     return backend
+
+
+def _check_device(spec: str, device: str) -> None:
+    try:
+        import torch
+
+        torch.empty(1, device=device)
+    except ModuleNotFoundError as error:
+        raise EnvironmentMissing(f"backend {spec!r} takes torch tensors" + _remedy("torch")) from error
+    except Exception as error:
+        reason = str(error).splitlines()[0]
+        raise EnvironmentMissing(
+            f"backend {spec!r}: torch has no device {device!r} here: {reason}"
+        ) from error

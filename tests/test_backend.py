@@ -19,6 +19,10 @@ factory = lambda: Mine()
 number = 3
 not_a_backend = object()
 def broken(): raise OSError("no device")
+class Nameless(Mine): name = ""
+class Jax(Mine): arrays = "jax"
+class Quantum(Mine): arrays, device = "torch", "quantum"
+class Vague(Mine): contract = "exact"
 """
 
 
@@ -58,6 +62,10 @@ def test_by_entry_point(tmp_path, monkeypatch, module):
         ("vendor_kernels:absent", RunError, "has no attribute 'absent'"),
         ("vendor_kernels:number", RunError, "a int is no backend"),
         ("vendor_kernels:not_a_backend", RunError, "is no backend; it needs `name` and `supports(case)`"),
+        ("vendor_kernels:Nameless", RunError, "the name '' is not of letters"),
+        ("vendor_kernels:Jax", RunError, "arrays is 'jax'; say 'torch' or 'numpy'"),
+        ("vendor_kernels:Vague", RunError, "contract is a str, not a Contract"),
+        ("vendor_kernels:Quantum", EnvironmentMissing, "torch has no device 'quantum' here"),
         ("vendor_kernels:broken", EnvironmentMissing, "could not be made: OSError: no device"),
     ],
 )
