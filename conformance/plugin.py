@@ -216,7 +216,7 @@ def configure(config: pytest.Config) -> None:
     worker = hasattr(config, "workerinput")
     if hasattr(config.option, "maxworkerrestart") and config.option.maxworkerrestart is None:
         config.option.maxworkerrestart = "1000000"  # one worker a crash, however many there are
-    if worker or _distributes(config):
+    if _distributes(config):
         _one_thread()
     try:
         plugin = Plugin(config)
