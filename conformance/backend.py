@@ -14,8 +14,8 @@ is absent is declined. Loading is apart from running: a loader repacks once, the
     dequantize(checkpoint) -> weight                   (N, K) in the scale's dtype
     load_linear(checkpoint) -> linear                  linear(x (M, K)) -> y (M, N) in checkpoint.dtype
 
-A backend never sees an expected value. It refuses what it does not support by raising an exception with
-a message.
+Each call returns an array of its own. A backend never sees an expected value. It refuses what it does not
+support by raising an exception with a message.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _import(spec: str, place: str) -> Any:
         ) from error
     except RunError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RunError(
             f"backend {spec!r}: importing {place} raised {type(error).__name__}: {error}"
         ) from error
@@ -174,7 +174,7 @@ def _call(spec: str, factory: Any) -> Any:
         return factory()
     except (RunError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvironmentMissing(
             f"backend {spec!r}: it could not be made: {type(error).__name__}: {error}"
         ) from error

@@ -67,6 +67,8 @@ def list_cases(
         raise RunError("--quick and --full exclude each other")
     cases = {i: c for i, c in all_cases().items() if c.quick or not quick}
     chosen = select(cases, queries or [])
+    if not chosen:
+        raise RunError("the queries together leave no case")
     if not count:
         print("\n".join(chosen))
         return
@@ -94,7 +96,9 @@ def checkpoint(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a problem is one line on stderr and an exit code of the contract."""
     try:
-        app(args=arguments, prog_name="quantcts", standalone_mode=False)
+        code = app(args=arguments, prog_name="quantcts", standalone_mode=False)
+        if code:  # typer answers an interrupt with a number
+            raise SystemExit(ExitCode.ENVIRONMENT)
     except RunError as error:
         print(f"quantcts: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None

@@ -10,10 +10,10 @@
 | zero-scale | normal                   | log-normal, some are 0 | within the bound                         |
 
 Codes are uniform over the whole width and hold both extremes; zero points are uniform; neighbouring groups
-and rows never share a scale or a zero point. `trained` is what a trained model showed when it was quantized
-(`nox -s real`): most codes near zero and the extremes rare, zero points in a narrow band with rare extremes,
-scales that spread a hundredfold within a layer. Each recipe draws two batches, so that an answer kept from
-the first call is seen. Seeds derive from the case id alone.
+and rows never share a zero point or a power-of-two scale. `trained` is what a trained model showed when it
+was quantized (`nox -s real`): most codes near zero and the extremes rare, zero points in a narrow band with
+rare extremes, scales that spread a hundredfold within a layer. Each recipe draws two batches, so that an
+answer kept from the first call is seen. Seeds derive from the case id alone.
 """
 
 from __future__ import annotations
@@ -258,15 +258,20 @@ def _granule(values: Float64Array) -> float:
 # ---- validation
 
 
+def codes_in_range(case: Case) -> npt.NDArray[np.int8]:
+    """Codes (N, K)."""
+    return quantized_weight(replace(case, recipe="random"), generator(case.id)).codes
+
+
 def codes_out_of_range(case: Case) -> npt.NDArray[np.int8]:
-    """Codes (N, K), all in range but one, which is one too large."""
-    codes = quantized_weight(replace(case, recipe="random"), generator(case.id)).codes
+    """The same, but for one that is one too large."""
+    codes = codes_in_range(case)
     codes[case.n // 2, case.k // 2] = case.weight.code_range[1] + 1
     return codes
 
 
-def defective_layer(case: Case) -> tuple[Checkpoint, Array]:
-    """A checkpoint with the one defect that the case is named after, and activations (M, K) for it."""
+def defective_layer(case: Case) -> tuple[Checkpoint, Checkpoint, Array]:
+    """A good checkpoint, the same with the one defect that the case is named after, activations (M, K)."""
     rng = generator(case.id)
     weight = quantized_weight(replace(case, recipe="random"), rng)
     good = checkpoint_of(weight, None, case.dtype)
@@ -286,4 +291,4 @@ def defective_layer(case: Case) -> tuple[Checkpoint, Array]:
     elif case.recipe == "group-remainder":  # 96 columns are no whole number of groups of 64
         args = {**args, "group_size": 64}
     x = rng.normal(0, 1, (4, case.k)).astype(float_format(case.dtype).dtype)
-    return replace(good, tensors=tensors, weights=args), x
+    return good, replace(good, tensors=tensors, weights=args), x

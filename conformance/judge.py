@@ -20,16 +20,27 @@ class Judge:
         self._on_failure = on_failure
 
     def __call__(self, answer: Answer | None, goal: Callable[[], Goal], step: str = "") -> None:
-        """Judge one answer against a goal; a case of several steps has the verdict of its worst one."""
+        """Judge one answer against a goal; a step that fails ends a case of several."""
         support = self._said()
         verdict = decide(self._case, self.subject.backend.name, support, answer, goal)
         if step and verdict.fails:
             verdict = replace(verdict, detail=f"{step}: {verdict.detail}")
         self._settle(verdict)
 
-    def refusal(self, ask: Callable[[], Answer | None]) -> None:
-        """Judge whether bad data are refused, by a backend that claims to look at them."""
+    def refusal(self, ask: Callable[[], Answer | None], control: Callable[[], Answer | None]) -> None:
+        """Judge whether bad data are refused, by a backend that claims to look at them.
+
+        control asks the same with good data: what refuses those as well has not looked.
+        """
         support = self._said()
+        if support.claimed:
+            good = control()
+            if good is None or good.array is None:
+                said = good and (good.refusal or good.crash or good.wrong)
+                detail = f"it claims to validate, and good data do not pass it either: {said}"
+                name = self.subject.backend.name
+                self._settle(Verdict(self._case.id, name, Outcome.DISHONEST, detail))
+                return
         answer = ask() if support.claimed else None
         self._settle(decide_refusal(self._case, self.subject.backend.name, support, answer))
 

@@ -26,7 +26,7 @@ class Ledger:
         self.planned.update(keys)
 
     def enter(self, key: str, verdict: Verdict) -> None:
-        """A second verdict for the same case is a fault, unless it only says that its worker died."""
+        """A second verdict for the same case is a fault."""
         if key in self.verdicts:
             self.faults.append(f"{key}: judged twice")
         self.verdicts[key] = verdict

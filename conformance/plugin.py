@@ -28,6 +28,8 @@ from conformance.verdict import Outcome, Verdict
 from conformance.waivers import read_waivers
 
 DEFAULT_BACKEND = "compressed_tensors"
+_SUITES = "conformance.suites"
+_HOME = Path(__file__).resolve().parent / "suites"
 _BROKEN_DOWN = (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
 EXIT_CODE = pytest.StashKey[ExitCode]()
 _JUDGE = pytest.StashKey[Judge]()
@@ -79,10 +81,16 @@ class Plugin:
         marker = metafunc.definition.get_closest_marker("quantcts")
         if marker is None:
             return
+        operation = marker.args[0]
+        metafunc.parametrize(("case", "_backend"), self._pairs(operation), ids=self.ids(operation))
+
+    def _pairs(self, operation: str) -> list[tuple[Case, Backend]]:
+        return [(c, b) for b in self.backends.values() for c in self.cases.get(operation, [])]
+
+    def ids(self, operation: str) -> list[str]:
+        """The ids of an operation's cases, with the backend's name where there are several."""
         several = len(self.backends) > 1
-        pairs = [(c, b) for b in self.backends.values() for c in self.cases.get(marker.args[0], [])]
-        ids = [f"{c.id}@{b.name}" if several else c.id for c, b in pairs]
-        metafunc.parametrize(("case", "_backend"), pairs, ids=ids)
+        return [f"{c.id}@{b.name}" if several else c.id for c, b in self._pairs(operation)]
 
     @pytest.hookimpl
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -106,8 +114,10 @@ class Plugin:
         """Carry the verdict with the report, to the process that keeps the ledger."""
         report = yield
         judge = item.stash.get(_JUDGE, None)
-        if report.when == "call" and judge is not None and judge.verdict is not None:
-            report.quantcts = judge.verdict.to_json()
+        verdict = judge.verdict if judge is not None else None
+        # A case that broke off after a good first step has no verdict: it is accounted for as a failure.
+        if report.when == "call" and verdict is not None and (report.passed or verdict.fails):
+            report.quantcts = verdict.to_json()
         return report
 
 
@@ -117,6 +127,7 @@ class Keeper:
     def __init__(self, config: pytest.Config, plugin: Plugin) -> None:
         self.config = config
         self.backends = plugin.backends
+        self.selected = [i for operation in plugin.cases for i in plugin.ids(operation)]
         self.ledger = Ledger()
         path = config.option.waivers
         self.waivers = read_waivers(Path(path), all_cases()) if path else []
@@ -161,6 +172,9 @@ class Keeper:
         case_id = report.nodeid.partition("[")[2].rstrip("]")
         case_id, _, name = case_id.partition("@")
         name = name or next(iter(self.backends))
+        if case_id not in all_cases():
+            self.ledger.faults.append(f"{report.nodeid}: {_last_line(report)}")
+            return
         verdict = Verdict(case_id, name, Outcome.CRASHES, _last_line(report))
         self._enter(report.nodeid, verdict)
 
@@ -179,6 +193,7 @@ class Keeper:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        self._compare_with_selection()
         if exitstatus in _BROKEN_DOWN:
             self.ledger.faults.append("the run was interrupted or broke down")
             code = ExitCode.ENVIRONMENT
@@ -189,6 +204,19 @@ class Keeper:
         self.report.finish(self.ledger, code)
         if self.journal:
             self.journal.close()
+
+    def _compare_with_selection(self) -> None:
+        """What pytest collected must be what was selected, or an option took cases away in silence."""
+        option = self.config.option
+        whole = _SUITES in self.config.args or any(Path(a).resolve() == _HOME for a in self.config.args)
+        if option.keyword or option.markexpr or not whole:
+            return
+        collected = {key.partition("[")[2].removesuffix("]") for key in self.ledger.planned}
+        missing = [i for i in self.selected if i not in collected]
+        if missing:
+            self.ledger.faults.append(
+                f"{missing[0]} and {len(missing) - 1} more: selected, but pytest was told to leave them out"
+            )
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.progress:
@@ -215,7 +243,7 @@ def configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "quantcts(operation): judges every case of an operation")
     worker = hasattr(config, "workerinput")
     if hasattr(config.option, "maxworkerrestart") and config.option.maxworkerrestart is None:
-        config.option.maxworkerrestart = "1000000"  # one worker a crash, however many there are
+        config.option.maxworkerrestart = str(2 * len(all_cases()))  # one a crash, but not for ever
     if _distributes(config):
         _one_thread()
     try:

@@ -45,6 +45,7 @@ class Subject:
         self.backend = backend
         self.case = case
         self.contract = contract_of(backend)
+        self._support: Support | None = None
 
     def absent(self) -> str | None:
         """The operation that the case needs and the backend does not have: there is nothing to call."""
@@ -52,7 +53,12 @@ class Subject:
         return next((name for name in needed if not callable(getattr(self.backend, name, None))), None)
 
     def support(self) -> Support:
-        """What the backend says beforehand. An absent operation is a no."""
+        """What the backend says beforehand, asked once. An absent operation is a no."""
+        if self._support is None:
+            self._support = self._said()
+        return self._support
+
+    def _said(self) -> Support:
         absent = self.absent()
         if absent is not None:
             return Support.no(f"the backend has no {absent}")
@@ -99,24 +105,35 @@ class Subject:
     ) -> Answer | None:
         if self.absent() is not None:
             return None
-        for shape in shapes:
-            poison(int(np.prod(shape)) * dtype.itemsize, self.backend)
+        try:
+            claimed = self.support().claimed
+        except Exception:
+            return None  # the judge asks again and makes a verdict of it
         start = time.perf_counter()
         try:
+            for shape in shapes:
+                poison(int(np.prod(shape)) * dtype.itemsize, self.backend)
             values = call(self.backend)
+        except (Exception, SystemExit) as error:
+            return _refused_or_crashed(error, claimed)
+        try:
             arrays = [
                 from_backend(value, self.backend, dtype, shape)
                 for value, shape in zip(values, shapes, strict=True)
             ]
-            return Answer(array=np.concatenate(arrays), seconds=time.perf_counter() - start)
         except WrongAnswer as error:
             return Answer(wrong=str(error))
-        except _REFUSALS as error:
-            if "CUDA error" in str(error):
-                return Answer(crash=_describe(error))
-            return Answer(refusal=_describe(error))
-        except (Exception, SystemExit) as error:
-            return Answer(crash=_describe(error))
+        except Exception as error:
+            return Answer(wrong=f"returned what is no plain array: {_describe(error)}")
+        return Answer(array=np.concatenate(arrays), seconds=time.perf_counter() - start)
+
+
+def _refused_or_crashed(error: BaseException, claimed: bool) -> Answer:
+    """A declined case may be refused by any exception with a message, a claimed one by those that say no."""
+    said_no = isinstance(error, _REFUSALS) or (isinstance(error, Exception) and not claimed and str(error))
+    if said_no and "CUDA error" not in str(error):
+        return Answer(refusal=_describe(error))
+    return Answer(crash=_describe(error))
 
 
 def _describe(error: BaseException) -> str:

@@ -69,14 +69,18 @@ def read_waivers(path: Path, case_ids: Iterable[str], today: datetime.date | Non
 
 
 def _read(place: str, table: dict[str, Any], ids: list[str], today: datetime.date) -> Waiver:
+    if not isinstance(table, dict):
+        raise RunError(f"{place}: it is no table")
     for name, kind in _FIELDS.items():
-        if not isinstance(table.get(name), kind) or not table[name]:
+        if type(table.get(name)) is not kind or not table[name]:
             raise RunError(f"{place}: {name}: missing, or no {kind.__name__}")
     if set(table) - set(_FIELDS):
         raise RunError(f"{place}: {min(set(table) - set(_FIELDS))}: unknown field")
     waiver = Waiver(**table)
     if waiver.expires < today:
         raise RunError(f"{place}: expires: it expired on {waiver.expires}; fix the fault or renew the waiver")
+    if waiver.query.startswith("!"):
+        raise RunError(f"{place}: query: a waiver names what it waives; {waiver.query!r} names the rest")
     try:
         select(ids, [waiver.query])
     except RunError as error:

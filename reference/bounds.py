@@ -53,7 +53,7 @@ class Expected:
     """What a correct output is: float64 centres, one a hypothesis, and the radius around them (M, N).
 
     A radius of zero everywhere asks for the rounded centre itself, bit for bit. output is the format
-    that centres are rounded to, None where they are integers or already of the output's dtype.
+    that centres are rounded to.
     """
 
     hypotheses: dict[str, Float64Array]
@@ -84,7 +84,6 @@ def accumulation_radius(
     zero_points: Float64Array,
     scales: Float64Array,
     groups: npt.NDArray[np.int64],
-    contract: Contract,
 ) -> Float64Array:
     """Radius of a float32 accumulation of x (M, K) with w = (u - u_z) * s (N, K), as float64 (M, N).
 
@@ -101,7 +100,6 @@ def accumulation_radius(
             + (K/4) max(0, A - 6 nz) ]  products of one sign: the truncations add up
     with A = max(pre, mean P_g) and L = LAMBDA.
     """
-    del contract  # one accumulator class so far
     m, k = x.shape
     n = codes.shape[0]
     if m == 0 or n == 0 or k == 0:

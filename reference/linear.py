@@ -27,7 +27,7 @@ def linear(
 
     x: (M, K) of any float dtype, used as it is. bias: (N) or None. output: the format of y (M, N).
     contract: the arithmetic the backend declares; it chooses the hypotheses and the radius.
-    exact: the data make every partial sum exact in float32 (data.exact_in_float32 has checked it), so the
+    exact: the data make every partial sum exact in float32 (the caller has proved it), so the
     radius is zero. Raises TensorError for shapes that do not fit.
     """
     if x.ndim != 2 or x.shape[1] != weight.k:
@@ -48,7 +48,7 @@ def linear(
     if exact:
         return Expected(hypotheses, np.zeros((x.shape[0], weight.n)), output)
     codes, zero_points, scales = unsigned_columns(weight)
-    radius = accumulation_radius(activations, codes, zero_points, scales, weight.groups(), contract)
+    radius = accumulation_radius(activations, codes, zero_points, scales, weight.groups())
     return Expected(hypotheses, radius + 2.0**-23 * np.abs(offset), output)
 
 

@@ -1,4 +1,4 @@
-"""Rounding of float64 values to the 16-, 32- and 8-bit floating-point formats (C5).
+"""Rounding of float64 values to the 16- and 32-bit floating-point formats (C5).
 
 Values stay float64 arrays holding numbers of the named format: the oracle never computes in 16 bits.
 NumPy's and ml_dtypes' own casts are not used here, because float64 to bfloat16 goes through float32 in

@@ -24,6 +24,12 @@ SEEN_BY = {
     "declines_and_computes": ("linear/w6-g32-sym/a16/bf16/*", "right: works but unclaimed"),
     "declines_and_computes_garbage": ("linear/w6-g32-sym/a16/bf16/*", "the answer is wrong"),
     "claims_to_validate_and_computes": ("validation/w4-*", "computes with bad data (scale-nan)"),
+    "refuses_everything_as_bad_data": ("validation/w4-*", "good data do not pass it either"),
+    "second_step_is_skipped": ("packing/w4/dim1/n4-k32/*", "skipped, and no verdict says why"),
+    "second_step_is_cancelled": ("packing/w4/dim1/n4-k32/*", "CancelledError"),
+    "changes_its_mind": ("packing/w4/dim1/n4-k32/*", "and computes it all the same"),
+    "wrong_neighbour_within_the_bound": ("linear/w4-*/fp16/*/random-0", "together more than it can tip"),
+    "declines_after_the_fact": ("linear/w4-g128-sym/a16/bf16/m1-*", "claims the case and refuses it"),
     "supports_raises": ("packing/w4/*", "supports() raised KeyError"),
     "wrong_shape": ("linear/w4-g128-sym/a16/bf16/*", "returned shape"),
     "wrong_dtype": ("linear/w4-g128-sym/a16/bf16/*", "returned dtype float32, expected bfloat16"),
@@ -65,6 +71,26 @@ def test_a_dying_process_costs_its_case_alone(quantcts):
     assert not run.problems
     for case, outcome in run.outcomes.items():
         assert outcome == ("crashes" if "/w4-" in case else "conforms"), case
+
+
+def test_any_exception_with_a_message_is_a_refusal_of_a_declined_case(quantcts, tmp_path):
+    path = tmp_path / "unsupported.py"
+    path.write_text(
+        "from conformance.backend import Support\n"
+        "from conformance.backends.numpy import NumpyBackend\n"
+        "class Unsupported(Exception): pass\n"
+        "class Honest(NumpyBackend):\n"
+        "    def supports(self, case):\n"
+        "        return Support.no('no 3 bits') if case.weight.bits == 3 else Support.yes()\n"
+        "    def load_linear(self, checkpoint):\n"
+        "        if checkpoint.weights['num_bits'] == 3:\n"
+        "            raise Unsupported('no 3 bits')\n"
+        "        return super().load_linear(checkpoint)\n"
+    )
+    run = quantcts("run", "--backend", f"{path}:Honest", "--cases", "linear/w{3,4}-g128-sym/a16/bf16/m1-*")
+    assert run.code == 0, run.output
+    for case, outcome in run.outcomes.items():
+        assert outcome == ("declines" if "/w3-" in case else "conforms"), case
 
 
 def test_a_fault_of_one_bit_width_leaves_the_others_alone(quantcts):

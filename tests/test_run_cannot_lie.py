@@ -81,6 +81,30 @@ def test_a_selection_of_nothing_ends_with_3(quantcts, arguments):
     assert quantcts("run", *backend, *arguments).code == 3
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--deselect", "conformance/suites/test_packing.py"),
+        ("--ignore-glob=*test_packing*",),
+        ("-o", "python_files=test_deq*.py"),
+    ],
+)
+def test_a_pytest_option_cannot_take_selected_cases_away(quantcts, option):
+    cases = ("--cases", "packing/w4/dim1/n1-k1/*", "--cases", "dequantize/w4-g128-sym/bf16")
+    assert quantcts("run", "--backend", "numpy", *cases).code == 0
+    run = quantcts("run", "--backend", "numpy", *cases, *option)
+    assert run.code == 1
+    assert any("selected, but pytest was told to leave them out" in p for p in run.problems)
+
+
+def test_a_backend_file_that_exits_is_one_line(quantcts, tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text("raise SystemExit(0)\n")
+    run = quantcts("run", "--backend", f"{path}:backend")
+    assert run.code == 3
+    assert len(run.output.strip().splitlines()) == 1
+
+
 def test_declining_everything_judges_nothing(quantcts):
     run = quantcts("run", "--backend", f"{FAULTY}:declines_everything", "--cases", "linear/w4-*/bf16/m1-*")
     assert run.code == 3
@@ -236,6 +260,8 @@ expires = {expires}
         ("bias_dropped", SMALL, "2999-01-01", 1, "expects a failure; remove it"),
         ("bias_dropped", "linear/w9-*", "2999-01-01", 3, "matches no case"),
         ("bias_dropped", SMALL, "2020-01-01", 3, "expired on 2020-01-01"),
+        ("bias_dropped", "!" + SMALL, "2999-01-01", 3, "names the rest"),
+        ("bias_dropped", SMALL, "2999-01-01T00:00:00", 3, "expires: missing, or no date"),
         ("bias_dropped", SMALL, '"soon"', 3, "expires: missing, or no date"),
         ("bias_dropped", SMALL, "2999-01-01\ncolour = 1", 3, "colour: unknown field"),
         ("bias_dropped", SMALL, "", 3, "not TOML"),

@@ -70,7 +70,7 @@ def unjudged(case: Case, backend: Backend) -> str | None:
         return None
     try:
         claimed = Subject(backend, case).support().claimed
-    except Exception:  # judge_layer makes a verdict of it
+    except Exception:  # LayerJudge makes a verdict of it
         return None
     return f"the linear with activations {case.activation.name} is not judged yet" if claimed else None
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import replace
 
@@ -13,8 +14,10 @@ import pytest
 
 from conformance.backend import Support
 from conformance.backends.numpy import NumpyBackend
+from reference.bounds import Contract
 from reference.formats import WeightFormat
 from reference.layouts import layout
+from reference.linear import linear as oracle_linear
 from reference.packing import pack, unpack
 from reference.rounding import float_format, round_to
 from reference.weights import dequantize
@@ -269,6 +272,78 @@ class claims_to_validate_and_computes(Wrong):
             tensors["weight_scale"].dtype
         )
         return super().decode(replace(checkpoint, tensors=tensors))
+
+
+@fault
+class refuses_everything_as_bad_data(Wrong):
+    def supports(self, case):
+        return Support.yes() if case.operation == "validation" else Support.no("only validates")
+
+    def pack(self, codes, bits, axis):
+        raise TypeError("'NoneType' object is not subscriptable")
+
+    def load_linear(self, checkpoint):
+        raise RuntimeError("kernel failed to compile")
+
+
+@fault
+class second_step_is_skipped(Wrong):
+    def unpack(self, words, bits, size, axis):
+        pytest.skip("not today")
+
+
+@fault
+class second_step_is_cancelled(Wrong):
+    def unpack(self, words, bits, size, axis):
+        raise asyncio.CancelledError
+
+
+@fault
+class changes_its_mind(Wrong):
+    """Declines and refuses to pack, then claims to unpack."""
+
+    asked = 0
+
+    def supports(self, case):
+        self.asked += 1
+        return Support.yes() if self.asked % 2 == 0 else Support.no("not now")
+
+    def pack(self, codes, bits, axis):
+        raise NotImplementedError("no packing")
+
+
+@fault
+class wrong_neighbour_within_the_bound(Wrong):
+    """Every element that the bound lets tip is tipped: each is allowed, all of them are not."""
+
+    contract = Contract(weights="exact")
+
+    def load_linear(self, checkpoint):
+        weight = self.decode(checkpoint)
+        bias = checkpoint.tensors.get("bias")
+        output = float_format(checkpoint.dtype)
+
+        def linear(x):
+            expected = oracle_linear(x, weight, bias, output, self.contract)
+            right = round_to(expected.value, output)
+            low, high = expected.interval(expected.value)
+            return np.where(high != right, high, low).astype(output.dtype)
+
+        return linear
+
+
+@fault
+class declines_after_the_fact(Wrong):
+    """Says no only once it has seen that it fails."""
+
+    failed = False
+
+    def supports(self, case):
+        return Support.no("it did not work") if self.failed else Support.yes()
+
+    def load_linear(self, checkpoint):
+        self.failed = True
+        raise NotImplementedError("it did not work")
 
 
 @fault
