@@ -22,7 +22,7 @@ class Judge:
     def __call__(self, answer: Answer | None, goal: Callable[[], Goal], step: str = "") -> None:
         """Judge one answer against a goal; a step that fails ends a case of several."""
         support = self._said()
-        verdict = decide(self._case, self.subject.backend.name, support, answer, goal)
+        verdict = decide(self._case, self._name, support, answer, goal)
         if step and verdict.fails:
             verdict = replace(verdict, detail=f"{step}: {verdict.detail}")
         self._settle(verdict)
@@ -38,23 +38,26 @@ class Judge:
             if good is None or good.array is None:
                 said = good and (good.refusal or good.crash or good.wrong)
                 detail = f"it claims to validate, and good data do not pass it either: {said}"
-                name = self.subject.backend.name
-                self._settle(Verdict(self._case.id, name, Outcome.DISHONEST, detail))
+                self._settle(Verdict(self._case.id, self._name, Outcome.DISHONEST, detail))
                 return
         answer = ask() if support.claimed else None
-        self._settle(decide_refusal(self._case, self.subject.backend.name, support, answer))
+        self._settle(decide_refusal(self._case, self._name, support, answer))
 
     def _said(self) -> Support:
         try:
             return self.subject.support()
         except Exception as error:
             detail = f"supports() raised {type(error).__name__}: {error}"
-            self._settle(Verdict(self._case.id, self.subject.backend.name, Outcome.CRASHES, detail))
+            self._settle(Verdict(self._case.id, self._name, Outcome.CRASHES, detail))
             raise
 
     @property
     def _case(self) -> Case:
         return self.subject.case
+
+    @property
+    def _name(self) -> str:
+        return self.subject.backend.name
 
     def _settle(self, verdict: Verdict) -> None:
         if self.verdict is not None:

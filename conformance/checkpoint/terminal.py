@@ -7,23 +7,22 @@ from collections.abc import Iterable
 from typing import IO
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from conformance.checkpoint.folder import Folder, Note
 from conformance.checkpoint.layers import PROBES
 from conformance.checkpoint.survey import Survey
+from conformance.report.terminal import console_on
 from conformance.verdict import Verdict
 
 _SHOWN_LAYERS = 40
 _SHOWN_NOTES = 20
-_NARROWEST = 100
 
 
 def print_summary(folder: Folder, found: Survey, query: str | None, out: IO[str]) -> None:
     """What is in the folder, before anything large is read."""
-    console = _console(out)
+    console = console_on(out)
     console.print(
         f"{folder.path}: {_count(len(folder.files), 'file')}, {_count(len(folder.tensors), 'tensor')}, "
         f"{_count(found.quantized, 'quantized layer')}{f' ({query})' if query else ''}, "
@@ -41,7 +40,7 @@ def print_summary(folder: Folder, found: Survey, query: str | None, out: IO[str]
 
 def print_layers(found: Survey, verdicts: Iterable[Verdict], out: IO[str]) -> None:
     """A row for each layer that fails, counts for the others."""
-    console = _console(out)
+    console = console_on(out)
     by_layer: dict[str, dict[str, Verdict]] = defaultdict(dict)
     for verdict in verdicts:
         layer, _, probe = verdict.case.removeprefix("checkpoint/").rpartition("/")
@@ -72,7 +71,7 @@ def print_layers(found: Survey, verdicts: Iterable[Verdict], out: IO[str]) -> No
 
 def print_notes(notes: Iterable[Note], out: IO[str]) -> None:
     """Notes, those of the same text as one."""
-    console = _console(out)
+    console = console_on(out)
     subjects: dict[str, list[str]] = defaultdict(list)
     for note in notes:
         subjects[note.text].append(note.subject)
@@ -81,13 +80,6 @@ def print_notes(notes: Iterable[Note], out: IO[str]) -> None:
         console.print(f"note {names[0]}{more}: {text}", markup=False, soft_wrap=True)
     if len(subjects) > _SHOWN_NOTES:
         console.print(f"and {len(subjects) - _SHOWN_NOTES} more notes")
-
-
-def _console(out: IO[str]) -> Console:
-    console = Console(file=out, highlight=False)
-    if console.is_terminal:
-        return console
-    return Console(file=out, highlight=False, width=max(_NARROWEST, console.width))
 
 
 def _cell(verdict: Verdict | None) -> str:

@@ -35,9 +35,7 @@ _NARROWEST = 100
 
 def print_report(report: Report, file: IO[str]) -> None:
     """Matrix, findings, account. A pipe gets plain text, a terminal colours."""
-    console = Console(file=file, highlight=False, soft_wrap=False)
-    if not console.is_terminal:
-        console = Console(file=file, highlight=False, width=max(_NARROWEST, console.width))
+    console = console_on(file)
     verdicts = sorted(report.ledger.verdicts.values(), key=_enumerated)
     judged_cells = report.selection["set"] != "checkpoint"  # layers of a checkpoint have a table of their own
     for backend in sorted({v.backend for v in verdicts if judged_cells}):
@@ -45,6 +43,14 @@ def print_report(report: Report, file: IO[str]) -> None:
     _print_failures(console, report, [v for v in verdicts if v.fails])
     _print_notes(console, verdicts)
     _print_account(console, report)
+
+
+def console_on(file: IO[str]) -> Console:
+    """A console as wide as its terminal, or wide enough for the matrices where there is none."""
+    console = Console(file=file, highlight=False)
+    if console.is_terminal:
+        return console
+    return Console(file=file, highlight=False, width=max(_NARROWEST, console.width))
 
 
 def _enumerated(verdict: Verdict) -> tuple[int, str]:
