@@ -1,6 +1,6 @@
 """Arrays across the border: NumPy on the judge's side, the backend's own kind on the other.
 
-bfloat16 is ml_dtypes' type in NumPy and a dtype of torch's own; its bits are carried over unchanged.
+bfloat16 and e4m3 are ml_dtypes' types in NumPy and dtypes of torch's own; their bits are carried over unchanged.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from conformance.backend import Backend, arrays_of, device_of
 Array = npt.NDArray[Any]
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
+_E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 
 class WrongAnswer(Exception):
@@ -59,6 +60,9 @@ def _from_torch(value: Any, device: str) -> Array:
     if host.dtype == torch.bfloat16:
         bits: Array = host.view(torch.int16).numpy()
         return bits.view(_BF16)
+    if host.dtype == torch.float8_e4m3fn:
+        codes: Array = host.view(torch.uint8).numpy()
+        return codes.view(_E4M3)
     array: Array = host.numpy()
     return array
 

@@ -12,7 +12,12 @@ is absent is declined. Loading is apart from running: a loader repacks once, the
     pack(codes, bits, axis) -> words                   int8 -> int32
     unpack(words, bits, size, axis) -> codes           int32 -> int8
     dequantize(checkpoint) -> weight                   (N, K) in the scale's dtype
+    quantize_activation(x, args, input_scale) -> codes, scales[, zero_points]
     load_linear(checkpoint) -> linear                  linear(x (M, K)) -> y (M, N) in checkpoint.dtype
+
+quantize_activation: x (M, K) in 16 bits, args the QuantizationArgs of the activations, input_scale a float or
+None. codes (M, K) are int8, for int4 as well, or float8_e4m3fn; scales float32 and zero points (of
+asymmetric formats) int32, (M, 1) per token, (1, 1) per tensor, (M, K / group_size) per group.
 
 Each call returns an array of its own. A backend never sees an expected value. It refuses what it does not
 support by raising an exception with a message.

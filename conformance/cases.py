@@ -5,10 +5,12 @@ A case is one fully determined test. Its id is stable, readable and greppable, a
     packing/w3/dim1/n7-k250/uniform-0
     dequantize/w3-g128-asym/bf16/n160-k384/uniform-0
     linear/w3-g128-asym/a16/bf16/m17-n72-k544-bias/random-0
+    linear/w4-g128-sym/a-int8/bf16/m17-n160-k640/integers-0
+    activation_quantization/a-int8/bf16/m17-k640/ties-0
     validation/w3-g32-asym/bf16/scale-nan
 
 The cell is the format part of the id. docs/specification.md holds the clauses that cases cite.
-What is not here: activation quantization, mixture of experts, tensor-wise weights, float32 activations.
+What is not here: mixture of experts, tensor-wise weights, float32 activations.
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ LINEAR_SHAPES = (
     (17, 130, 272),
 )
 EMPTY_SHAPE = (0, 64, 128)
+# Small, odd and large: where a path of its own begins, ranges are tried as well
+MAGNITUDE_SHAPES = ((7, 64, 384), (17, 72, 544), (17, 130, 272))
 # (N, K) whose whole matrix is read out through the kernel, one column a row of x
 READOUT_SHAPES = ((64, 64), (160, 384), (72, 544), (130, 272), (10, 250))
 DEQUANTIZE_SHAPES = ((64, 128), (160, 384), (33, 32), (7, 64), (72, 544), (10, 250), (96, 5), (130, 272))
@@ -53,6 +57,32 @@ PACKING_SHAPES = ((0, 1, 1), (0, 7, 31), (0, 4, 32), (0, 10, 33), (0, 16, 250), 
 
 # recipe -> with bias too
 LINEAR_RECIPES = {"identity": False, "scales": False, "integers": True, "random": True, "trained": False}
+# Every sum is exact in float32 (C42)
+EXACT_RECIPES = ("identity", "integers", "magnitudes", "empty")
+# With quantized activations a cell takes turns over the shapes: recipe -> how many it meets
+QUANTIZED_RECIPES = {"identity": 1, "scales": 1, "integers": 3, "random": 3, "trained": 1, "magnitudes": 1}
+QUANTIZED_ACTIVATIONS = (ActivationFormat("int8"), ActivationFormat("int4"), ActivationFormat("fp8"))
+
+# Formats of the quantizer alone
+QUANTIZER_FORMATS = (
+    *QUANTIZED_ACTIVATIONS,
+    ActivationFormat("fp8", dynamic=False, strategy="tensor"),
+    ActivationFormat("fp8", strategy="group", group_size=128),
+    ActivationFormat("int8", symmetric=False),
+)
+# (M, K)
+QUANTIZER_SHAPES = ((1, 128), (7, 256), (17, 640), (64, 384), (33, 1024), (257, 128), (5, 33), (3, 1), (0, 128))
+# recipe -> the formats that it does not fit
+QUANTIZER_RECIPES = {
+    "random": (),
+    "outliers": (),
+    "codes": ("a-int8-asym",),
+    "ties": ("a-int8-asym",),
+    "zero-tokens": (),
+    "magnitudes": ("a-fp8-static",),
+    "one-sided": (),
+    "saturation": ("a-int8", "a-int4", "a-fp8", "a-fp8-g128", "a-int8-asym"),
+}
 PACKING_RECIPES = ("ramp", "onehot", "extremes", "uniform")
 
 # What a backend that claims to validate must refuse -> the clauses that say so
@@ -70,11 +100,13 @@ _CLAUSES = {
     "packing": ("C10", "C11", "C12", "C13", "C14"),
     "dequantize": ("C1", "C2", "C3", "C4", "C5", "C10", "C20", "C21", "C27"),
     "linear": ("C1", "C2", "C3", "C4", "C5", "C10", "C20", "C21", "C27", "C40", "C41"),
+    "activation_quantization": ("C60", "C61", "C62", "C63"),
 }
 _RECIPE_CLAUSES = {
     "identity": ("C42",),
     "scales": ("C42", "C43"),
     "integers": ("C42",),
+    "magnitudes": ("C42", "C5"),
     "random": ("C44", "C45", "C46"),
     "trained": ("C44", "C45", "C46"),
     "zero-scale": ("C28", "C44", "C45", "C46"),
@@ -85,7 +117,8 @@ _RECIPE_CLAUSES = {
 @dataclass(frozen=True)
 class Case:
     """One test. m, n, k are its shape, experts the stack of a packed tensor (0: a matrix), dim the packed
-    dimension. act_order: a g_idx names the group of each column. quick: it belongs to the quick set."""
+    dimension. act_order: a g_idx names the group of each column. quick: it belongs to the quick set.
+    weight says nothing where the activations alone are quantized."""
 
     operation: str
     weight: WeightFormat
@@ -107,6 +140,8 @@ class Case:
         """The format part of the id, in which capability and coverage are counted."""
         if self.operation == "packing":
             return f"packing/w{self.weight.bits}"
+        if self.operation == "activation_quantization":
+            return f"{self.operation}/{self.activation.name}/{self.dtype}"
         parts = [self.operation, self.weight.name + ("-gidx" if self.act_order else "")]
         if self.operation == "linear":
             parts.append(self.activation.name)
@@ -116,6 +151,8 @@ class Case:
     def id(self) -> str:
         if self.operation == "validation":
             return f"{self.cell}/{self.recipe}"
+        if self.operation == "activation_quantization":
+            return f"{self.cell}/m{self.m}-k{self.k}/{self.recipe}-{self.seed}"
         shape = f"n{self.n}-k{self.k}"
         if self.operation == "packing":
             stack = f"e{self.experts}-" if self.experts else ""
@@ -129,7 +166,12 @@ class Case:
         """The clauses of docs/specification.md that the case tests."""
         if self.operation == "validation":
             return DEFECTS[self.recipe]
-        found = list(_CLAUSES[self.operation] + _RECIPE_CLAUSES.get(self.recipe, ()))
+        found = list(_CLAUSES[self.operation])
+        if self.operation == "activation_quantization":
+            return tuple(found + _quantizer_clauses(self.activation, self.recipe))
+        found += _RECIPE_CLAUSES.get(self.recipe, ())
+        if self.activation.kind != "a16":
+            found += ["C60", "C61", "C62", "C63"]
         if not self.weight.symmetric and self.operation != "packing":
             found.append("C17")
         if self.act_order:
@@ -140,7 +182,7 @@ class Case:
 @cache
 def all_cases() -> dict[str, Case]:
     """Every case by id, in a stable order. The quick ones judge every cell at least once."""
-    cases = [*_packing(), *_dequantize(), *_linear(), *_validation()]
+    cases = [*_packing(), *_dequantize(), *_activation_quantization(), *_linear(), *_validation()]
     by_id = {case.id: case for case in cases}
     if len(by_id) != len(cases):
         raise AssertionError("two cases share an id")
@@ -179,9 +221,59 @@ def _dequantize() -> Iterator[Case]:
                 yield Case("dequantize", fmt, "uniform", 64, 384, dtype=dtype, act_order=True, quick=True)
 
 
+def _activation_quantization() -> Iterator[Case]:
+    unused = WeightFormat.of(8, -1, True)
+    for dtype in DTYPES:
+        for turn, fmt in enumerate(QUANTIZER_FORMATS):
+            # A constant token has no defined scale in an asymmetric format (C66).
+            shapes = [(m, k) for m, k in QUANTIZER_SHAPES if k % max(fmt.group_size, 1) == 0 and (fmt.symmetric or k > 1)]
+            recipes = [r for r, unfit in QUANTIZER_RECIPES.items() if fmt.name not in unfit]
+            for r, recipe in enumerate(recipes):
+                for i, (m, k) in enumerate(shapes):
+                    quick = i in ((turn + r) % len(shapes), (turn + r + 3) % len(shapes))
+                    yield Case("activation_quantization", unused, recipe, 0, k, m, dtype, fmt, quick=quick)
+
+
+def _quantizer_clauses(fmt: ActivationFormat, recipe: str) -> list[str]:
+    found = []
+    if recipe == "zero-tokens":
+        found.append("C64")
+    if fmt.kind == "fp8" and fmt.dynamic:
+        found.append("C65")
+    if not fmt.symmetric:
+        found.append("C66")
+    if not fmt.dynamic or fmt.strategy == "group":
+        found.append("C67")
+    return found
+
+
 def _linear() -> Iterator[Case]:
-    for turn, (dtype, fmt) in enumerate((d, f) for d in DTYPES for f in weight_formats()):
+    formats = [(dtype, fmt) for dtype in DTYPES for fmt in weight_formats()]
+    for turn, (dtype, fmt) in enumerate(formats):
         yield from _linear_cell(turn, dtype, fmt)
+    for activation in QUANTIZED_ACTIVATIONS:
+        for turn, (dtype, fmt) in enumerate(formats):
+            yield from _quantized_cell(turn, dtype, fmt, activation)
+
+
+def _quantized_cell(turn: int, dtype: str, fmt: WeightFormat, activation: ActivationFormat) -> Iterator[Case]:
+    shapes = [shape for shape in LINEAR_SHAPES if _fits(fmt, shape[2])]
+    for r, (recipe, count) in enumerate(QUANTIZED_RECIPES.items()):
+        for i in range(count):
+            m, n, k = shapes[(turn + 3 * r + 2 * i) % len(shapes)]
+            bias = LINEAR_RECIPES.get(recipe, False) and i != 1
+            quick = i == 0 and recipe != "scales"
+            yield Case("linear", fmt, recipe, n, k, m, dtype, activation, bias, quick=quick)
+    readouts = [shape for shape in READOUT_SHAPES if _fits(fmt, shape[1])]
+    n, k = readouts[turn % len(readouts)]
+    yield Case("linear", fmt, "identity", n, k, k, dtype, activation)
+    yield Case("linear", fmt, "zero-scale", 64, 384, 7, dtype, activation)
+    m, n, k = EMPTY_SHAPE
+    yield Case("linear", fmt, "empty", n, k, m, dtype, activation)
+    if fmt.group_size == 128:
+        for recipe in ("integers", "random"):
+            quick = recipe == "integers" or dtype == "bf16"
+            yield Case("linear", fmt, recipe, 64, 384, 17, dtype, activation, act_order=True, quick=quick)
 
 
 def _linear_cell(turn: int, dtype: str, fmt: WeightFormat) -> Iterator[Case]:
@@ -197,6 +289,9 @@ def _linear_cell(turn: int, dtype: str, fmt: WeightFormat) -> Iterator[Case]:
     for n, k in readouts:
         quick = (n, k) == readouts[turn % len(readouts)]
         yield Case("linear", fmt, "identity", n, k, k, dtype, quick=quick)
+    magnitudes = [shape for shape in MAGNITUDE_SHAPES if _fits(fmt, shape[2])]
+    for i, (m, n, k) in enumerate(magnitudes):
+        yield Case("linear", fmt, "magnitudes", n, k, m, dtype, quick=i == turn % len(magnitudes))
     yield Case("linear", fmt, "zero-scale", 64, 384, 7, dtype, quick=dtype == "bf16")
     m, n, k = EMPTY_SHAPE
     yield Case("linear", fmt, "empty", n, k, m, dtype, quick=dtype == "bf16")

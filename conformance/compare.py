@@ -1,31 +1,44 @@
-"""From expected and actual numbers to a comparison: does one hypothesis explain every element (C45, C46)?"""
+"""From expected and actual numbers to a comparison: does one hypothesis explain every element (C45, C46, C63)?"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from reference.bounds import Expected
-from reference.rounding import half_ulps, round_to
+from reference.activations import QuantizedActivations, amax, legal_codes
+from reference.bounds import Expected, Hypothesis
+from reference.formats import ActivationFormat
+from reference.rounding import half_ulps
 
 Array = npt.NDArray[Any]
 Float64Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
+UNEXPLAINED = "unexplained rounding path"
+
 
 @dataclass(frozen=True)
 class Comparison:
     """worst: the largest error beyond rounding as a fraction of what is allowed (0: none, inf: not allowed
-    at all). explained_by: the hypothesis that fits. note: what is odd about an answer that passes."""
+    at all). explained_by: the hypothesis that fits. note: what is odd about an answer that passes.
+    wrong: the elements that are, right and allowed: what they should be. width: how many ulps apart the
+    lowest and the highest acceptable value are, for the median element. elements: how many were bounded.
+    statistics: advice (see `statistics`)."""
 
     passes: bool
     worst: float
     explained_by: str = ""
     note: str = ""
-    diagnosis: str = ""
+    detail: str = ""
+    wrong: Mask | None = None
+    right: Array | None = None
+    allowed: tuple[Array, Array] | None = None
+    width: float = 0.0
+    elements: int = 0
+    statistics: dict[str, float] = field(default_factory=dict)
 
 
 def compare_exactly(expected: Array, actual: Array) -> Comparison:
@@ -34,99 +47,176 @@ def compare_exactly(expected: Array, actual: Array) -> Comparison:
     if not wrong.any():
         return Comparison(True, 0.0, "exact")
     integers = np.issubdtype(expected.dtype, np.integer)
-    kind = np.int64 if integers else np.float64
-    return Comparison(
-        False, np.inf, diagnosis=describe(wrong, expected.astype(kind), actual.astype(kind), None)
-    )
+    return Comparison(False, np.inf, wrong=wrong, right=expected.astype(np.int64 if integers else np.float64))
 
 
 def compare_to_expected(expected: Expected, actual: Array) -> Comparison:
     """Judge an output of the output dtype against the oracle's hypotheses and radius."""
     y = actual.astype(np.float64)
-    trials = [_Trial(name, centre, expected, y) for name, centre in expected.hypotheses.items()]
+    trials = [Trial(name, hypothesis, expected, y) for name, hypothesis in expected.hypotheses.items()]
     for trial in trials:
         if trial.fits:
-            return Comparison(True, trial.worst(expected, y), trial.name)
-    best = min(trials, key=lambda trial: int(trial.outside.sum()))
-    hull = np.logical_or.reduce([~trial.outside for trial in trials])
-    right = round_to(best.centre, expected.output)
-    if not expected.exact and hull.all():
+            return trial.comparison(True)
+    best = min(trials, key=lambda trial: (int(trial.outside.sum()), int(trial.off.sum())))
+    if not expected.exact and _in_the_hull(trials, expected, y):
         if all(trial.outside.any() for trial in trials):
-            return Comparison(True, best.worst(expected, y), best.name, note="unexplained rounding path")
-        off = f"{int((y != right).sum())} of {y.size} elements are not the nearest rounding, each allowed"
-        return Comparison(
-            False, best.worst(expected, y), best.name, diagnosis=f"{off}, together more than it can tip (C46)"
-        )
-    allowed = None if expected.exact else (best.low, best.high)
-    return Comparison(False, best.worst(expected, y), best.name, diagnosis=describe(~hull, right, y, allowed))
+            return best.comparison(True, note=UNEXPLAINED)
+        off = f"{int(best.off.sum())} of {y.size} elements are not the nearest rounding, each allowed"
+        return best.comparison(False, detail=f"{off}, together more than it can tip (C46)", wrong=best.off)
+    inside = np.logical_or.reduce([~trial.outside for trial in trials])
+    return best.comparison(False, wrong=best.outside if inside.all() else ~inside)
 
 
-class _Trial:
-    """One hypothesis against one output."""
+class Trial:
+    """One hypothesis against one output y (M, N)."""
 
-    def __init__(self, name: str, centre: Float64Array, expected: Expected, y: Float64Array) -> None:
-        self.name, self.centre = name, centre
-        self.low, self.high = expected.interval(centre)
+    def __init__(self, name: str, hypothesis: Hypothesis, expected: Expected, y: Float64Array) -> None:
+        self.name, self.hypothesis, self.expected, self.y = name, hypothesis, expected, y
+        self.low, self.high = expected.interval(hypothesis)
+        self.nearest = expected.finish(hypothesis, hypothesis.centre)
         self.outside: Mask = ~((self.low <= y) & (y <= self.high))
-        self.fits = not self.outside.any() and (expected.exact or self._roundings_plausible(expected, y))
+        self.off: Mask = y != self.nearest
+        self.fits = not self.outside.any() and self._roundings_plausible()
 
-    def _roundings_plausible(self, expected: Expected, y: Float64Array) -> bool:
-        """Few enough elements off the rounded centre: at most S + 6 sqrt(S) + 3, where S counts those that
+    def _roundings_plausible(self) -> bool:
+        """Few enough elements off the finished centre: at most S + 6 sqrt(S) + 3, where S counts those that
         a quarter of the radius can tip; in total, in each row and in each column (C46)."""
-        off = y != round_to(self.centre, expected.output)
-        low, high = expected.interval(self.centre, 0.25)
+        if not self.off.any():
+            return True
+        low, high = self.expected.interval(self.hypothesis, 0.25)
         tippable = low != high
         for axis in (None, 0, 1):
             s = np.asarray(tippable.sum(axis=axis))
-            if (np.asarray(off.sum(axis=axis)) > s + 6 * np.sqrt(s) + 3).any():
+            if (np.asarray(self.off.sum(axis=axis)) > s + 6 * np.sqrt(s) + 3).any():
                 return False
         return True
 
-    def worst(self, expected: Expected, y: Float64Array) -> float:
-        """The largest distance from the centre to what rounds to y, as a fraction of the radius."""
-        if y.size == 0:
+    def worst(self) -> float:
+        """The largest distance from the centre to what rounds to y, as a fraction of the radius. Where more
+        than a rounding follows the centre, in sixteenths."""
+        if self.y.size == 0:
             return 0.0
-        if expected.exact:
-            return np.inf if self.outside.any() else 0.0
-        below, above = half_ulps(y, expected.output)
+        radius = self.hypothesis.radius
+        if not radius.any() or self.hypothesis.finish is not None:
+            if self.outside.any():
+                return np.inf
+            return next((i / 16 for i in range(17) if self._within(i / 16)), 1.0)
+        below, above = half_ulps(self.y, self.expected.output)
+        centre = self.hypothesis.centre
         with np.errstate(invalid="ignore", divide="ignore"):
-            distance = np.maximum(0.0, np.maximum((y - below) - self.centre, self.centre - (y + above)))
-            fraction = np.where(distance == 0, 0.0, distance / expected.radius)
-        fraction = np.where(np.isinf(y) & ~self.outside, 0.0, fraction)
+            distance = np.maximum(0.0, np.maximum((self.y - below) - centre, centre - (self.y + above)))
+            fraction = np.where(distance == 0, 0.0, distance / radius)
+        fraction = np.where(np.isinf(self.y) & ~self.outside, 0.0, fraction)
         return float(np.max(np.nan_to_num(fraction, nan=np.inf)))
 
+    def _within(self, fraction: float) -> bool:
+        low, high = self.expected.interval(self.hypothesis, fraction)
+        return bool(((low <= self.y) & (self.y <= high)).all())
 
-def describe(wrong: Mask, right: Array, actual: Array, allowed: tuple[Array, Array] | None) -> str:
-    """Where an answer is wrong, in one short paragraph: how many, which rows and columns, the worst."""
-    parts = [f"{int(wrong.sum())} of {wrong.size} elements are wrong"]
-    if wrong.ndim == 2:
-        parts += [
-            _where(word, np.asarray(wrong.any(axis=axis))) for word, axis in (("row", 1), ("column", 0))
-        ]
-    values = actual.astype(np.float64)
-    nan, inf = int(np.isnan(values).sum()), int(np.isinf(values).sum())
-    if nan or inf:
-        parts.append(f"{nan} NaN, {inf} Inf")
-    with np.errstate(invalid="ignore"):
-        error = np.where(wrong, np.abs(np.nan_to_num(values - right, nan=np.inf)), -1.0)
-    index = tuple(int(i) for i in np.unravel_index(int(np.argmax(error)), error.shape))
-    worst = f"worst at {list(index)}: got {actual[index]}, expected {right[index]}"
-    if allowed is not None:
-        low, high = allowed[0][index], allowed[1][index]
-        worst += f", allowed {low}" + (f" to {high}" if high > low else " alone")
-    return "; ".join([*parts, worst])
+    def comparison(self, passes: bool, note: str = "", detail: str = "", wrong: Mask | None = None) -> Comparison:
+        bounded = not self.expected.exact
+        return Comparison(
+            passes, self.worst(), self.name, note, detail, wrong, self.nearest,
+            (self.low, self.high) if bounded else None,
+            self._width() if bounded else 0.0,
+            int(np.count_nonzero(self.hypothesis.radius)) if bounded else 0,
+            statistics(self.hypothesis, self.expected, self.y) if bounded else {},
+        )  # fmt: skip
+
+    def _width(self) -> float:
+        """Between the ends of the interval of the median element, in ulps of the outputs' root mean square."""
+        finite = np.isfinite(self.nearest)
+        if not finite.any():
+            return 0.0
+        size = np.sqrt(np.square(self.nearest[finite]).mean())
+        _, above = half_ulps(np.asarray(size), self.expected.output)
+        return float(np.median((self.high - self.low)[finite]) / (2 * above))
 
 
-def _where(word: str, hit: Mask) -> str:
-    """`all 17 rows`, `row 3`, `rows 0, 4, 8 (every 4th)`, `rows 32..63`, `5 rows from 2 to 91`."""
-    index = np.flatnonzero(hit)
-    if len(index) == len(hit):
-        return f"all {len(hit)} {word}s"
-    if len(index) == 1:
-        return f"{word} {index[0]}"
-    steps = np.unique(np.diff(index))
-    if len(steps) == 1 and steps[0] == 1:
-        return f"{word}s {index[0]}..{index[-1]}"
-    if len(steps) == 1:
-        return f"{word}s {index[0]} to {index[-1]} in steps of {steps[0]}"
-    return f"{len(index)} {word}s from {index[0]} to {index[-1]}"
+def _in_the_hull(trials: list[Trial], expected: Expected, y: Float64Array) -> bool:
+    """Whether each element is explained by some hypothesis, activation codes that may flip included."""
+    inside = np.zeros(y.shape, np.bool_)
+    for trial in trials:
+        low, high = expected.interval(trial.hypothesis, hull=True)
+        inside |= (low <= y) & (y <= high)
+    return bool(inside.all())
+
+
+def statistics(hypothesis: Hypothesis, expected: Expected, y: Float64Array) -> dict[str, float]:
+    """How the residual compares with what one rounding of the output alone gives: advice, never pass or fail.
+
+    rms: root mean square over that of a uniform rounding error and a sixth of the radius (1: nothing else).
+    bias: mean of the signed residual, away from zero positive, in standard errors. row, column: the worst
+    one's mean square, over the same.
+    """
+    if hypothesis.finish is not None or np.count_nonzero(hypothesis.radius) <= 0.75 * y.size:
+        return {}  # what is exact leaves no residual to speak of
+    below, above = half_ulps(y, expected.output)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        sigma = np.sqrt((below + above) ** 2 / 12 + (hypothesis.radius / 6) ** 2)
+        t = (y - hypothesis.centre) / sigma
+    t = np.where(np.isfinite(t), t, 0.0)
+    square = t * t
+    return {
+        "rms": round(float(np.sqrt(square.mean())), 3),
+        "bias": round(float((t * np.sign(hypothesis.centre)).mean() * np.sqrt(t.size)), 2),
+        "row": round(float(square.mean(axis=1).max()), 2),
+        "column": round(float(square.mean(axis=0).max()), 2),
+    }
+
+
+# ---- the quantizer alone
+
+
+def compare_quantizations(
+    x: Array, fmt: ActivationFormat, legal: dict[str, QuantizedActivations], actual: QuantizedActivations
+) -> Comparison:
+    """Judge codes and scales against the legal ones of x (M, K) (C63).
+
+    One legal order of operations must give all codes and scales. Where none does, scales that are each legal
+    and codes that are each legal under their own scale pass with a note.
+    """
+    zero = _zeros(x, fmt)
+    for name, candidate in legal.items():
+        if not _wrong_codes(candidate, actual, zero).any() and not _wrong_scales([candidate], actual, zero).any():
+            return Comparison(True, 0.0, name)
+    scales = _wrong_scales(list(legal.values()), actual, zero)
+    low, high = legal_codes(x, fmt, actual.scale, actual.zero_point)
+    codes = ~((low <= actual.codes) & (actual.codes <= high))
+    if zero.any():
+        codes &= ~actual.spread(zero)
+        codes |= actual.spread(zero) & (actual.dequantized() != 0)
+    if not scales.any() and not codes.any():
+        return Comparison(True, 0.0, next(iter(legal)), note=UNEXPLAINED)
+    plain = next(iter(legal.values()))
+    if scales.any():
+        what = f"{int(scales.sum())} of {scales.size} scales are wrong"
+        place = tuple(int(i) for i in np.argwhere(scales)[0])
+        found = f"{what}, first at {list(place)}: got {actual.scale[place]:.9g}, expected {plain.scale[place]:.9g}"
+        if plain.zero_point is not None and actual.zero_point is not None:
+            found += f", zero point {actual.zero_point[place]:g}, expected {plain.zero_point[place]:g}"
+        return Comparison(False, np.inf, detail=found, wrong=_wrong_codes(plain, actual, zero), right=plain.codes)
+    return Comparison(False, np.inf, wrong=codes, right=plain.codes, allowed=(low, high))
+
+
+def _zeros(x: Array, fmt: ActivationFormat) -> Mask:
+    """Tokens (M, 1), groups (M, G) or the tensor (1, 1) that are all zeros: any finite scale is right (C64)."""
+    return np.asarray(amax(x.astype(np.float64), fmt) == 0) if fmt.dynamic else np.zeros((1, 1), np.bool_)
+
+
+def _wrong_scales(legal: list[QuantizedActivations], actual: QuantizedActivations, zero: Mask) -> Mask:
+    right = np.zeros(actual.scale.shape, np.bool_)
+    for candidate in legal:
+        same = candidate.scale == actual.scale
+        if candidate.zero_point is not None:
+            same &= candidate.zero_point == actual.zero_point
+        right |= same
+    return np.asarray(~np.where(zero, np.isfinite(actual.scale) & (actual.scale >= 0), right))
+
+
+def _wrong_codes(candidate: QuantizedActivations, actual: QuantizedActivations, zero: Mask) -> Mask:
+    """Codes that differ; those of zero tokens must mean zero."""
+    wrong: Mask = candidate.codes != actual.codes
+    if zero.any():
+        wrong = np.where(actual.spread(zero), actual.dequantized() != 0, wrong)
+    return wrong

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from conformance.backend import Support
 from conformance.cases import Case
+from conformance.goals import Goal
 from conformance.subject import Answer, Subject
-from conformance.verdict import Goal, Outcome, Verdict, decide, decide_refusal
+from conformance.verdict import Outcome, Verdict, decide, decide_refusal
 
 
 class Judge:
@@ -35,7 +36,7 @@ class Judge:
         support = self._said()
         if support.claimed:
             good = control()
-            if good is None or good.array is None:
+            if good is None or good.arrays is None:
                 said = good and (good.refusal or good.crash or good.wrong)
                 detail = f"it claims to validate, and good data do not pass it either: {said}"
                 self._settle(Verdict(self._case.id, self._name, Outcome.DISHONEST, detail))
@@ -67,6 +68,8 @@ class Judge:
                 oracle_seconds=before.oracle_seconds + verdict.oracle_seconds,
                 backend_seconds=before.backend_seconds + verdict.backend_seconds,
             )
+        else:
+            verdict = replace(verdict, oracle_seconds=self.subject.making_seconds + verdict.oracle_seconds)
         self.verdict = verdict
         if verdict.fails:
             self._on_failure(verdict)

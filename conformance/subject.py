@@ -13,14 +13,16 @@ import numpy.typing as npt
 from conformance.arrays import WrongAnswer, from_backend, poison, to_backend
 from conformance.backend import Backend, Checkpoint, Support, contract_of
 from conformance.cases import Case
-from reference.rounding import float_format
+from reference.rounding import E4M3, float_format
 
 Array = npt.NDArray[Any]
+Wanted = tuple[tuple[int, ...], np.dtype[Any]]
 
 _OPERATIONS = {
     "packing": ("pack", "unpack"),
     "dequantize": ("dequantize",),
     "linear": ("load_linear",),
+    "activation_quantization": ("quantize_activation",),
     "validation": ("load_linear",),
 }
 # How a library says no. Anything else is a fault in the middle of the work.
@@ -29,9 +31,9 @@ _REFUSALS = (NotImplementedError, ValueError, TypeError, AssertionError, Runtime
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back: an array, a refusal, a wrong kind of thing, or a crash; exactly one is set."""
+    """What came back: arrays, a refusal, a wrong kind of thing, or a crash; exactly one is set."""
 
-    array: Array | None = None
+    arrays: tuple[Array, ...] | None = None
     refusal: str | None = None
     wrong: str | None = None
     crash: str | None = None
@@ -39,9 +41,11 @@ class Answer:
 
 
 class Subject:
-    """One backend asked about one case."""
+    """One backend asked about one case. making_seconds: what the case's data took until the first question."""
 
     def __init__(self, backend: Backend, case: Case) -> None:
+        self._made_at = time.perf_counter()
+        self.making_seconds = 0.0
         self.backend = backend
         self.case = case
         self.contract = contract_of(backend)
@@ -69,30 +73,44 @@ class Subject:
 
     def pack(self, codes: Array, axis: int, words: tuple[int, ...]) -> Answer | None:
         bits = self.case.weight.bits
-        return self._ask(lambda b: [b.pack(self._hand(codes), bits, axis)], [words], np.dtype(np.int32))
+        return self._ask(lambda b: [b.pack(self._hand(codes), bits, axis)], [(words, np.dtype(np.int32))])
 
     def unpack(self, words: Array, axis: int, codes: tuple[int, ...]) -> Answer | None:
         bits = self.case.weight.bits
         return self._ask(
-            lambda b: [b.unpack(self._hand(words), bits, codes[axis], axis)], [codes], np.dtype(np.int8)
+            lambda b: [b.unpack(self._hand(words), bits, codes[axis], axis)], [(codes, np.dtype(np.int8))]
         )
 
     def dequantize(self, checkpoint: Checkpoint) -> Answer | None:
         shape = tuple(int(i) for i in checkpoint.tensors["weight_shape"])
         dtype = checkpoint.tensors["weight_scale"].dtype
-        return self._ask(lambda b: [b.dequantize(self._hand_layer(checkpoint))], [shape], dtype)
+        return self._ask(lambda b: [b.dequantize(self._hand_layer(checkpoint))], [(shape, dtype)])
+
+    def quantize_activation(self, x: Array, input_scale: float | None) -> Answer | None:
+        """Codes, scales in float32, and zero points in int32 where the format is asymmetric."""
+        fmt = self.case.activation
+        codes = E4M3.dtype if fmt.kind == "fp8" else np.dtype(np.int8)
+        per = {"tensor": (1, 1), "token": (len(x), 1), "group": (len(x), x.shape[1] // fmt.group_size)}[fmt.strategy]
+        wanted = [(x.shape, codes), (per, np.dtype(np.float32))]
+        if not fmt.symmetric:
+            wanted.append((per, np.dtype(np.int32)))
+        args = fmt.to_quantization_args()
+        return self._ask(lambda b: list(b.quantize_activation(self._hand(x), args, input_scale)), wanted)
 
     def linear(self, checkpoint: Checkpoint, batches: list[Array]) -> Answer | None:
         """One layer loaded once and called for each batch; the outputs one below the other."""
         n = int(checkpoint.tensors["weight_shape"][0])
-        shapes = [(x.shape[0], n) for x in batches]
         dtype = float_format(checkpoint.dtype).dtype
+        wanted = [((x.shape[0], n), dtype) for x in batches]
 
         def run(backend: Any) -> list[Any]:
             layer = backend.load_linear(self._hand_layer(checkpoint))
             return [layer(self._hand(x)) for x in batches]
 
-        return self._ask(run, shapes, dtype)
+        answer = self._ask(run, wanted)
+        if answer is None or answer.arrays is None:
+            return answer
+        return replace(answer, arrays=(np.concatenate(answer.arrays),))
 
     def _hand(self, array: Array) -> Any:
         return to_backend(array, self.backend)
@@ -100,9 +118,9 @@ class Subject:
     def _hand_layer(self, checkpoint: Checkpoint) -> Checkpoint:
         return replace(checkpoint, tensors={name: self._hand(t) for name, t in checkpoint.tensors.items()})
 
-    def _ask(
-        self, call: Callable[[Any], list[Any]], shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any]
-    ) -> Answer | None:
+    def _ask(self, call: Callable[[Any], list[Any]], wanted: Sequence[Wanted]) -> Answer | None:
+        start = time.perf_counter()
+        self.making_seconds = self.making_seconds or start - self._made_at
         if self.absent() is not None:
             return None
         try:
@@ -111,21 +129,23 @@ class Subject:
             return None  # the judge asks again and makes a verdict of it
         start = time.perf_counter()
         try:
-            for shape in shapes:
+            for shape, dtype in wanted:
                 poison(int(np.prod(shape)) * dtype.itemsize, self.backend)
             values = call(self.backend)
         except (Exception, SystemExit) as error:
             return _refused_or_crashed(error, claimed)
         try:
-            arrays = [
+            if len(values) != len(wanted):
+                raise WrongAnswer(f"returned {len(values)} arrays, expected {len(wanted)}")
+            arrays = tuple(
                 from_backend(value, self.backend, dtype, shape)
-                for value, shape in zip(values, shapes, strict=True)
-            ]
+                for value, (shape, dtype) in zip(values, wanted, strict=True)
+            )
         except WrongAnswer as error:
             return Answer(wrong=str(error))
         except Exception as error:
             return Answer(wrong=f"returned what is no plain array: {_describe(error)}")
-        return Answer(array=np.concatenate(arrays), seconds=time.perf_counter() - start)
+        return Answer(arrays, seconds=time.perf_counter() - start)
 
 
 def _refused_or_crashed(error: BaseException, claimed: bool) -> Answer:

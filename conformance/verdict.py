@@ -17,18 +17,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from conformance.backend import Support
 from conformance.cases import Case
-from conformance.compare import Comparison, compare_exactly, compare_to_expected
+from conformance.compare import Comparison
+from conformance.goals import Goal
 from conformance.subject import Answer
-from reference.bounds import Expected
 
 
 class Outcome(StrEnum):
@@ -43,13 +42,11 @@ class Outcome(StrEnum):
 FAILING = (Outcome.DIVERGES, Outcome.DISHONEST, Outcome.CRASHES)
 JUDGED = (Outcome.CONFORMS, *FAILING, Outcome.WAIVED)
 
-Goal = Expected | npt.NDArray[Any]
-
-
 @dataclass(frozen=True)
 class Verdict:
     """worst: largest error as a fraction of what is allowed, None where nothing was compared or nothing
-    was allowed. detail: one short paragraph for a person."""
+    was allowed. detail: one short paragraph for a person; diagnosis: the record behind it. width, elements,
+    statistics: see Comparison. oracle_seconds: making the data, the expectation and the comparison."""
 
     case: str
     backend: str
@@ -58,6 +55,10 @@ class Verdict:
     worst: float | None = None
     explained_by: str = ""
     note: str = ""
+    diagnosis: dict[str, Any] | None = None
+    width: float = 0.0
+    elements: int = 0
+    statistics: dict[str, float] = field(default_factory=dict)
     oracle_seconds: float = 0.0
     backend_seconds: float = 0.0
 
@@ -79,7 +80,7 @@ def decide(
     """The verdict on a case of good data.
 
     answer is None when there was nothing to call. goal computes the expectation; it runs after the
-    backend has answered, and only if there is an array to compare.
+    backend has answered, and only if it gave something to compare.
     """
     verdict = Verdict(
         case if isinstance(case, str) else case.id,
@@ -98,22 +99,31 @@ def decide(
     if answer.refusal is not None:
         return replace(verdict, detail=f"{support.reason} [when called: {answer.refusal}]")
     start = time.perf_counter()
-    expected = goal()
-    comparison = _compare(expected, answer)
+    held_against = goal()
+    comparison = _compare(held_against, answer)
+    diagnosis = None
+    detail = comparison.detail
+    if not comparison.passes and answer.arrays is not None:
+        diagnosis = held_against.diagnose(answer.arrays, comparison)
+        detail = diagnosis.text
     verdict = replace(
         verdict,
         oracle_seconds=time.perf_counter() - start,
         worst=comparison.worst if np.isfinite(comparison.worst) else None,
         explained_by=comparison.explained_by,
         note=comparison.note,
+        diagnosis=diagnosis.to_json() if diagnosis else None,
+        width=comparison.width,
+        elements=comparison.elements,
+        statistics=comparison.statistics,
     )
     if not support.claimed:
-        what = "right: works but unclaimed" if comparison.passes else f"wrong: {comparison.diagnosis}"
-        detail = f"it declines the case ({support.reason}) and computes it all the same; the answer is {what}"
-        return replace(verdict, outcome=Outcome.DISHONEST, detail=detail)
+        what = "right: works but unclaimed" if comparison.passes else f"wrong: {detail}"
+        said = f"it declines the case ({support.reason}) and computes it all the same; the answer is {what}"
+        return replace(verdict, outcome=Outcome.DISHONEST, detail=said)
     if comparison.passes:
         return replace(verdict, outcome=Outcome.CONFORMS)
-    return replace(verdict, outcome=Outcome.DIVERGES, detail=comparison.diagnosis)
+    return replace(verdict, outcome=Outcome.DIVERGES, detail=detail)
 
 
 def decide_refusal(case: Case, backend: str, support: Support, answer: Answer | None) -> Verdict:
@@ -133,10 +143,8 @@ def decide_refusal(case: Case, backend: str, support: Support, answer: Answer | 
     return replace(verdict, outcome=Outcome.CONFORMS, explained_by=answer.refusal)
 
 
-def _compare(expected: Goal, answer: Answer) -> Comparison:
+def _compare(goal: Goal, answer: Answer) -> Comparison:
     if answer.wrong is not None:
-        return Comparison(False, np.inf, diagnosis=answer.wrong)
-    assert answer.array is not None
-    if isinstance(expected, Expected):
-        return compare_to_expected(expected, answer.array)
-    return compare_exactly(expected, answer.array)
+        return Comparison(False, np.inf, detail=answer.wrong)
+    assert answer.arrays is not None
+    return goal.compare(answer.arrays)

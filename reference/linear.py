@@ -1,70 +1,303 @@
-"""The quantized linear: y = x . dequant(W)^T + bias (C40-C43)."""
+"""The quantized linear: y = quantize(x) . dequant(W)^T + bias (C40-C43, C50-C54, C60).
+
+`linear` gives the right answer with its bound; `hypotheses` gives the centres of any semantics, right or wrong.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from reference.bounds import Contract, Expected, accumulation_radius
+from reference import bounds
+from reference.activations import (
+    QuantizedActivations,
+    Quantizer,
+    legal_codes,
+    legal_quantizations,
+    quantizers,
+    spread_groups,
+)
+from reference.bounds import Contract, Expected, Hypothesis, Magnitudes
 from reference.errors import TensorError
-from reference.rounding import FloatFormat, round_to
-from reference.weights import QuantizedWeight, dequantize_exact
+from reference.formats import ActivationFormat
+from reference.rounding import FloatFormat, float_format, round_to
+from reference.semantics import RIGHT, Columns, Operands, Semantics, columns_of, reload
+from reference.weights import QuantizedWeight
 
+Array = npt.NDArray[Any]
 Float64Array = npt.NDArray[np.float64]
+Quantized = QuantizedActivations | Float64Array
+
+A16 = ActivationFormat()
 
 
 def linear(
-    x: npt.NDArray[Any],
+    x: Array | Sequence[Array],
     weight: QuantizedWeight,
-    bias: npt.NDArray[Any] | None,
+    bias: Array | None,
     output: FloatFormat,
     contract: Contract,
-    exact: bool = False,
+    activation: ActivationFormat = A16,
+    exact: bool | npt.NDArray[np.bool_] = False,
+    input_scale: float | None = None,
 ) -> Expected:
-    """The expected output of a weight-only quantized linear, in float64, with its bound.
+    """The expected output of a quantized linear, in float64, with its bound.
 
-    x: (M, K) of any float dtype, used as it is. bias: (N) or None. output: the format of y (M, N).
-    contract: the arithmetic the backend declares; it chooses the hypotheses and the radius.
-    exact: the data make every partial sum exact in float32 (the caller has proved it), so the
-    radius is zero. Raises TensorError for shapes that do not fit.
+    x: (M, K) in 16 bits, or several such, one a call; the outputs stand one below the other. bias: (N) or
+    None. output: the format of y (M, N). contract: the arithmetic the backend declares; it chooses the
+    hypotheses and the radius. activation: how x is quantized. exact: the rows (M), or all, whose every
+    partial sum is exact in float32 (the caller has proved it), so that their radius is zero.
+    input_scale: of a static activation format. Raises TensorError for shapes that do not fit.
     """
-    if x.ndim != 2 or x.shape[1] != weight.k:
-        raise TensorError(f"x: expected shape [M, {weight.k}], found {list(x.shape)}")
+    calls = _calls(x, weight, bias)
+    columns = columns_of(weight, output)
+    quantized = _quantize(calls, activation, contract, input_scale, RIGHT, distinct=True)
+    matrices = _matrices(columns, contract, RIGHT)
+    first = next(iter(quantized.values()))
+    values = np.concatenate([_plain(q) for q in first])
+    of = bounds.magnitudes(values, columns.u, columns.u_z, columns.scale, weight.groups())
+    offset = None if bias is None else bias.astype(np.float64)
+    plain = values @ RIGHT.matrix(columns).T
+    ideal = plain if offset is None else plain + offset
+    radius = _radius(of, plain, offset, output, contract, activation)
+    inexact = ~np.broadcast_to(np.asarray(exact), (len(values),))[:, None]
+    if contract.partial_sums == 1:  # nobody knows where 16-bit partial sums begin and end
+        radius = radius * inexact
+    slack = None
+    if activation.kind != "a16":
+        slack = _flips(calls, first, activation, np.abs(RIGHT.matrix(columns)))
+    found = _hypotheses(calls, quantized, matrices, columns, offset, contract, RIGHT, radius, slack)
+    return Expected(ideal, found, output)
+
+
+def hypotheses(
+    expected: Expected,
+    x: Array | Sequence[Array],
+    weight: QuantizedWeight,
+    bias: Array | None,
+    contract: Contract,
+    activation: ActivationFormat,
+    semantics: Semantics,
+    input_scale: float | None = None,
+) -> Expected:
+    """What other semantics compute of the same call, under the same contract and the radius of the right answer."""
+    calls = _calls(x, weight, bias)
+    columns = semantics.columns(reload(weight, semantics), expected.output)
+    offset = None if bias is None else bias.astype(np.float64)
+    quantized = _quantize(calls, activation, contract, input_scale, semantics, distinct=True)
+    matrices = _matrices(columns, contract, semantics)
+    radius = expected.radius
+    if contract.epilogue != "once" and columns.weight.format.strategy != "group":
+        radius = radius * _channel_scale(columns_of(weight, expected.output))
+    found = _hypotheses(calls, quantized, matrices, columns, offset, contract, semantics, radius, None)
+    return Expected(next(iter(found.values())).centre, found, expected.output)
+
+
+def _calls(x: Array | Sequence[Array], weight: QuantizedWeight, bias: Array | None) -> list[Array]:
+    calls = [x] if isinstance(x, np.ndarray) else list(x)
+    for batch in calls:
+        if batch.ndim != 2 or batch.shape[1] != weight.k:
+            raise TensorError(f"x: expected shape [M, {weight.k}], found {list(batch.shape)}")
     if bias is not None and bias.shape != (weight.n,):
         raise TensorError(f"bias: expected shape [{weight.n}], found {list(bias.shape)}")
-    activations = x.astype(np.float64)
-    matrix = dequantize_exact(weight)
-    offset = 0.0 if bias is None else bias.astype(np.float64)
-    candidates = {"exact weights": matrix}
-    if contract.weights != "exact":
-        rounded = round_to(matrix, output)
-        if contract.weights == "rounded":
-            candidates = {f"weights rounded to {output.name}": rounded}
-        elif not np.array_equal(rounded, matrix):
-            candidates[f"weights rounded to {output.name}"] = rounded
-    hypotheses = {name: activations @ w.T + offset for name, w in candidates.items()}
-    if exact:
-        return Expected(hypotheses, np.zeros((x.shape[0], weight.n)), output)
-    codes, zero_points, scales = unsigned_columns(weight)
-    radius = accumulation_radius(activations, codes, zero_points, scales, weight.groups())
-    return Expected(hypotheses, radius + 2.0**-23 * np.abs(offset), output)
+    return calls
 
 
-def unsigned_columns(weight: QuantizedWeight) -> tuple[Float64Array, Float64Array, Float64Array]:
-    """Stored codes, stored zero points and scales of every column, each float64 (N, K)."""
-    groups = weight.groups()
-    shape = weight.codes.shape
+# ---- what a contract leaves open
 
-    def spread(values: npt.NDArray[Any]) -> Float64Array:
-        per_row = np.broadcast_to(values, (shape[0], values.shape[-1])).astype(np.float64)
-        return (
-            np.ascontiguousarray(np.broadcast_to(per_row, shape))
-            if per_row.shape[1] == 1
-            else per_row[:, groups]
-        )
 
-    stored = 0 if weight.zero_point is None else weight.zero_point.astype(np.float64)
-    zeros = np.zeros(weight.scale.shape) + stored + weight.format.offset
-    return weight.codes.astype(np.float64) + weight.format.offset, spread(zeros), spread(weight.scale)
+def _matrices(columns: Columns, contract: Contract, semantics: Semantics) -> dict[str, Float64Array]:
+    """The weight in each way that the contract allows, by name; equal matrices once."""
+    output = columns.output
+    if contract.zero_point == "scaled":
+        return _late_zero_points(columns)
+    exact = semantics.matrix(columns)
+    stored = f"weights rounded to {output.name}"
+    if contract.weights == "exact":
+        return {"exact weights": exact}
+    rounded = semantics.store(exact, output)
+    if contract.weights == "rounded":
+        return {stored: rounded}
+    return {"exact weights": exact} if np.array_equal(exact, rounded) else {"exact weights": exact, stored: rounded}
+
+
+def _late_zero_points(columns: Columns) -> dict[str, Float64Array]:
+    """q * s - z * s with z * s rounded to 16 bits, for stored and for signed codes, the first product rounded
+    or fused (C51)."""
+    found = {}
+    offset = columns.weight.format.offset
+    for form, shift in (("stored", 0), ("signed", offset)):
+        late = round_to((columns.u_z - shift) * columns.scale, columns.output)
+        early = (columns.u - shift) * columns.scale
+        found[f"{form} zero points scaled, fused"] = round_to(early - late, columns.output)
+        found[f"{form} zero points scaled"] = round_to(round_to(early, columns.output) - late, columns.output)
+    return found
+
+
+def _quantize(
+    calls: list[Array],
+    fmt: ActivationFormat,
+    contract: Contract,
+    input_scale: float | None,
+    semantics: Semantics,
+    distinct: bool,
+) -> dict[str, list[Quantized]]:
+    """The activations in each legal order of a quantizer's operations; those with equal codes once, for
+    the last bit of a float32 scale is inside the radius."""
+    if fmt.kind == "a16" and semantics.quantize is RIGHT.quantize:
+        return {"": [x.astype(np.float64) for x in calls]}
+    dtype = float_format(calls[0].dtype)
+    ways = quantizers(fmt, contract.quantizer, dtype) if fmt.kind != "a16" else iter([Quantizer()])
+    found: dict[str, list[Quantized]] = {}
+    for how in ways:
+        candidate = semantics.quantize(calls, fmt, how, input_scale)
+        if not distinct or not any(_same_codes(candidate, other) for other in found.values()):
+            found[how.name] = candidate
+    return found
+
+
+def _same_codes(a: list[Quantized], b: list[Quantized]) -> bool:
+    for one, other in zip(a, b, strict=True):
+        if not isinstance(one, QuantizedActivations) or not isinstance(other, QuantizedActivations):
+            return type(one) is type(other) and np.array_equal(one, other)  # type: ignore[arg-type]
+        near = one.scale.shape == other.scale.shape and np.allclose(one.scale, other.scale, rtol=2.0**-22, atol=0)
+        if not near or not np.array_equal(one.codes, other.codes):
+            return False
+    return True
+
+
+def _hypotheses(
+    calls: list[Array],
+    quantized: dict[str, list[Quantized]],
+    matrices: dict[str, Float64Array],
+    columns: Columns,
+    bias: Float64Array | None,
+    contract: Contract,
+    semantics: Semantics,
+    radius: Float64Array,
+    slack: Float64Array | None,
+) -> dict[str, Hypothesis]:
+    output = columns.output
+    found: dict[str, Hypothesis] = {}
+    for how, activations in quantized.items():
+        for form, matrix in matrices.items():
+            total = _product(activations, matrix, columns, semantics)
+            name = ", ".join(part for part in (form, how) if part)
+            if contract.epilogue != "16-bit":
+                if semantics.finish is RIGHT.finish:
+                    centre = total if bias is None else total + bias
+                    found[name] = Hypothesis(centre, radius, None, slack)
+                else:
+                    found[name] = Hypothesis(total, radius, _by_call(calls, semantics, bias, output), slack)
+            if contract.epilogue != "once":
+                found |= _in_16_bits(name, activations, total, matrix, columns, bias, semantics, radius, slack)
+    return found
+
+
+def _product(activations: list[Quantized], matrix: Float64Array, columns: Columns, semantics: Semantics) -> Float64Array:
+    operands = [
+        Operands(_plain(a), matrix, columns, a if isinstance(a, QuantizedActivations) else None, columns.output)
+        for a in activations
+    ]
+    return np.concatenate([semantics.product(o) for o in operands])
+
+
+def _plain(activations: Quantized) -> Float64Array:
+    return activations.dequantized() if isinstance(activations, QuantizedActivations) else activations
+
+
+def _by_call(calls: list[Array], semantics: Semantics, bias: Float64Array | None, output: FloatFormat) -> Any:
+    cuts = np.cumsum([len(x) for x in calls])[:-1]
+
+    def finish(total: Float64Array) -> Float64Array:
+        return np.concatenate([semantics.finish(part, bias, output) for part in np.split(total, cuts)])
+
+    return finish
+
+
+def _in_16_bits(
+    name: str,
+    activations: list[Quantized],
+    total: Float64Array,
+    matrix: Float64Array,
+    columns: Columns,
+    bias: Float64Array | None,
+    semantics: Semantics,
+    radius: Float64Array,
+    slack: Float64Array | None,
+) -> dict[str, Hypothesis]:
+    """The sum rounded to 16 bits before the channel scale and the bias, with and without a fused
+    multiplication and addition (C50). What overflows there is not excused."""
+    output = columns.output
+    scale: Float64Array | float = 1.0
+    if columns.weight.format.strategy != "group":
+        scale = _channel_scale(columns)
+        unscaled = np.ones_like(columns.scale)
+        bare = semantics.matrix(Columns(columns.u, columns.u_z, unscaled, columns.weight, output))
+        total = _product(activations, bare, columns, semantics)
+        size = np.where(scale == 0, np.inf, np.abs(scale))
+        radius, slack = radius / size, None if slack is None else slack / size
+
+    def half(values: Float64Array) -> Float64Array:
+        rounded = round_to(values, output)
+        return np.where(np.isinf(rounded), values, rounded)
+
+    def fused(values: Float64Array) -> Float64Array:
+        return round_to(half(values) * scale + (0.0 if bias is None else bias), output)
+
+    def apart(values: Float64Array) -> Float64Array:
+        return round_to(half(half(values) * scale) + bias, output)  # type: ignore[operator]
+
+    found = {f"{name}, 16-bit epilogue": Hypothesis(total, radius, fused, slack)}
+    if bias is not None:
+        found[f"{name}, 16-bit epilogue, bias apart"] = Hypothesis(total, radius, apart, slack)
+    return found
+
+
+def _channel_scale(columns: Columns) -> Float64Array:
+    """The one scale of each row of the weight, (N); 1 for a weight without columns."""
+    return columns.scale[:, 0] if columns.scale.shape[1] else np.ones(len(columns.scale))
+
+
+# ---- what is bounded
+
+
+def _radius(
+    of: Magnitudes,
+    plain: Float64Array,
+    bias: Float64Array | None,
+    output: FloatFormat,
+    contract: Contract,
+    activation: ActivationFormat,
+) -> Float64Array:
+    if activation.kind in ("int8", "int4") and contract.integers == "int32":
+        radius = bounds.int32_radius(of)
+    else:
+        radius = bounds.float32_radius(of)
+    if activation.kind == "fp8" and contract.accumulator != "fp32":
+        radius = radius + bounds.e8m13_radius(of, 128 if contract.accumulator == "e8m13/128" else of.k)
+    if activation.kind != "a16":  # the activation scale's own last bit, and its multiplication
+        radius = radius + 2.0**-22 * np.abs(plain)
+    size = 0.0 if bias is None else np.abs(bias)
+    if contract.partial_sums > 1:
+        radius = radius + bounds.partial_sums_radius(of, plain, size, output, contract.partial_sums)
+    return np.asarray(radius + 2.0**-23 * size)
+
+
+def _flips(
+    calls: list[Array], first: list[Quantized], fmt: ActivationFormat, weight: Float64Array
+) -> Float64Array | None:
+    """sum over k of |highest - lowest legal code| * scale * |w| (M, N), or None where no code can flip (C63)."""
+    widths = []
+    for x, quantized in zip(calls, first, strict=True):
+        assert isinstance(quantized, QuantizedActivations)
+        low, high = legal_codes(x, fmt, quantized.scale, quantized.zero_point)
+        widths.append((high - low) * spread_groups(quantized.scale, fmt.group_size, x.shape[1]))
+    width = np.concatenate(widths)
+    return width @ weight.T if width.any() else None
+
+
+__all__ = ["A16", "hypotheses", "legal_quantizations", "linear"]

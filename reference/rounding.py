@@ -1,4 +1,4 @@
-"""Rounding of float64 values to the 16- and 32-bit floating-point formats (C5).
+"""Rounding of float64 values to the 8-, 16- and 32-bit floating-point formats (C5, C64).
 
 Values stay float64 arrays holding numbers of the named format: the oracle never computes in 16 bits.
 NumPy's and ml_dtypes' own casts are not used here, because float64 to bfloat16 goes through float32 in
@@ -21,13 +21,15 @@ Float64Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class FloatFormat:
-    """precision: significand bits with the hidden one. emin: exponent of the smallest normal number."""
+    """precision: significand bits with the hidden one. emin: exponent of the smallest normal number.
+    saturates: what is larger than the largest number becomes that number instead of infinity."""
 
     name: str
     precision: int
     emin: int
     largest: float
     dtype: np.dtype[Any]
+    saturates: bool = False
 
     @property
     def unit_roundoff(self) -> float:
@@ -47,6 +49,8 @@ FLOAT_FORMATS = {
         FloatFormat("fp32", 24, -126, float.fromhex("0x1.fffffep127"), np.dtype(np.float32)),
     )
 }
+# OCP's E4M3: no infinity, and conversions to it saturate.
+E4M3 = FloatFormat("fp8", 4, -6, 448.0, np.dtype(ml_dtypes.float8_e4m3fn), saturates=True)
 _BY_DTYPE = {f.dtype: f for f in FLOAT_FORMATS.values()}
 
 
@@ -59,7 +63,8 @@ def float_format(dtype: str | np.dtype[Any]) -> FloatFormat:
 
 
 def round_to(x: npt.ArrayLike, target: FloatFormat) -> Float64Array:
-    """Round to nearest, ties to even, with subnormals; beyond the largest number: infinity (C5).
+    """Round to nearest, ties to even, with subnormals; beyond the largest number: infinity, or that number
+    in a format that saturates (C5).
 
     x: float64 array of any shape. Returns float64 of the same shape, never the same memory.
     """
@@ -76,7 +81,7 @@ def round_to(x: npt.ArrayLike, target: FloatFormat) -> Float64Array:
         rounded[small] = np.rint(values[small] / quantum) * quantum
     large = np.abs(rounded) > target.largest
     if large.any():
-        rounded[large] = np.copysign(np.inf, values[large])
+        rounded[large] = np.copysign(target.largest if target.saturates else np.inf, values[large])
     nan = np.isnan(values)
     if nan.any():
         rounded[nan] = np.nan

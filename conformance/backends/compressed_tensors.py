@@ -1,7 +1,7 @@
-"""compressed-tensors unpacks and dequantizes, torch multiplies: the CPU default.
+"""compressed-tensors unpacks, dequantizes and quantizes activations, torch multiplies: the CPU default.
 
-The library materializes the weight in the scale's dtype. The product is taken in float32, because torch's
-16-bit products on CPUs differ from machine to machine.
+The library materializes the weight in the scale's dtype. The product is taken in float32, of codes times
+scales where activations are quantized, because torch's 16-bit products on CPUs differ from machine to machine.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import torch
 from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from compressed_tensors.quantization.lifecycle.forward import quantize
+from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
 
 from conformance.backend import Checkpoint, Support
 from conformance.cases import Case
@@ -24,15 +26,13 @@ _VALIDATES = ("scale-shape", "group-remainder")
 
 
 class CompressedTensorsBackend:
-    contract = Contract(weights="rounded")
+    contract = Contract(weights="rounded", quantizer="compressed-tensors")
 
     def __init__(self, name: str = "compressed_tensors", device: str = "cpu") -> None:
         self.name = name
         self.device = device
 
     def supports(self, case: Case) -> Support:
-        if case.activation.kind != "a16":
-            return Support.no("activations are not quantized")
         if case.act_order:
             return Support.no("compressed-tensors removed group activation ordering: it has no g_idx")
         if case.operation == "validation" and case.recipe not in _VALIDATES:
@@ -54,14 +54,38 @@ class CompressedTensorsBackend:
         scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**checkpoint.weights))
         return PackedQuantizationCompressor.decompress(tensors, scheme)["weight"]
 
+    def quantize_activation(self, x: torch.Tensor, args: Any, input_scale: float | None) -> list[torch.Tensor]:
+        arguments = QuantizationArgs(**args)
+        if input_scale is not None:
+            scale = torch.tensor([input_scale], device=x.device)
+            zero_point = torch.zeros(1, dtype=torch.int8, device=x.device)
+        else:
+            # A token is the last dimension of three: of two, the library takes one scale for both (C60).
+            batch = x if args["strategy"] == "group" else x[None]
+            scale, zero_point = compute_dynamic_scales_and_zp(batch, arguments, None)
+            if args["strategy"] == "token":
+                scale, zero_point = scale[0], zero_point[0]
+        dtype = torch.float8_e4m3fn if args["type"] == "float" else torch.int8
+        codes = quantize(x, scale, zero_point, arguments, dtype=dtype)
+        per = (1, 1) if args["strategy"] == "tensor" else tuple(scale.shape)
+        answer = [codes, scale.reshape(per).float()]
+        return answer if args["symmetric"] else [*answer, zero_point.reshape(per).to(torch.int32)]
+
     def load_linear(self, checkpoint: Checkpoint) -> Any:
-        if checkpoint.input_activations is not None:
-            raise NotImplementedError("input_activations: this adapter does not quantize activations")
         matrix = self.dequantize(checkpoint).float()
         bias = checkpoint.tensors.get("bias")
         bias = None if bias is None else bias.float()
         dtype = _DTYPES[checkpoint.dtype]
-        return lambda x: torch.nn.functional.linear(x.float(), matrix, bias).to(dtype)
+        activations = checkpoint.input_activations
+
+        def linear(x: torch.Tensor) -> torch.Tensor:
+            values = x.float()
+            if activations is not None:
+                codes, scale = self.quantize_activation(x, activations, None)
+                values = codes.float() * scale
+            return torch.nn.functional.linear(values, matrix, bias).to(dtype)
+
+        return linear
 
 
 backend = CompressedTensorsBackend

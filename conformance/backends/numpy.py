@@ -1,63 +1,94 @@
-"""The oracle judged by itself, with the 16-bit roundings of a real kernel: torch is not needed.
+"""The oracle's semantics as a backend: torch is not needed.
 
-Weights are rounded to the scale's dtype, products are summed in float32, the output is rounded once.
+Weights are rounded to the scale's dtype, products are summed in float64, the output is rounded once. With
+other semantics it is a mutant: the same code with one stage that is wrong.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from conformance.backend import Checkpoint, Support
 from conformance.cases import Case
+from reference.activations import QuantizedActivations, quantizers
 from reference.bounds import Contract
-from reference.errors import FormatError
 from reference.formats import ActivationFormat, WeightFormat
 from reference.layouts import layout
-from reference.packing import pack, unpack
-from reference.rounding import float_format, round_to
-from reference.weights import QuantizedWeight, dequantize
+from reference.rounding import E4M3, FloatFormat, float_format
+from reference.semantics import RIGHT, Columns, Operands, Semantics, reload
+from reference.weights import QuantizedWeight
 
 
 class NumpyBackend:
-    name = "numpy"
     arrays = "numpy"
-    contract = Contract(weights="rounded")
+
+    def __init__(
+        self, name: str = "numpy", semantics: Semantics = RIGHT, contract: Contract | None = None
+    ) -> None:
+        self.name = name
+        self.semantics = semantics
+        self.contract = contract or Contract(weights="rounded")
 
     def supports(self, case: Case) -> Support:
-        if case.activation.kind != "a16":
-            return Support.no("activations are not quantized")
         return Support.yes()
 
     def pack(self, codes: Any, bits: int, axis: int) -> Any:
-        return pack(codes, bits, axis)
+        return self.semantics.pack(codes, bits, axis)
 
     def unpack(self, words: Any, bits: int, size: int, axis: int) -> Any:
-        return unpack(words, bits, size, axis)
+        return self.semantics.unpack(words, bits, size, axis)
 
     def dequantize(self, checkpoint: Checkpoint) -> Any:
-        return dequantize(_weight(checkpoint))
+        weight = self.decode(checkpoint)
+        output = float_format(weight.scale.dtype)
+        matrix = self.semantics.matrix(self.semantics.columns(weight, output))
+        return self.semantics.store(matrix, output).astype(output.dtype)
+
+    def quantize_activation(self, x: Any, args: Any, input_scale: float | None) -> Sequence[Any]:
+        fmt = ActivationFormat.from_quantization_args(args)
+        found = self._quantized([x], fmt, input_scale)
+        if not isinstance(found, QuantizedActivations):
+            raise TypeError("these semantics do not quantize: there are no codes")
+        codes = found.codes.astype(E4M3.dtype if fmt.kind == "fp8" else np.int8)
+        answer = [codes, found.scale.astype(np.float32)]
+        return answer if found.zero_point is None else [*answer, found.zero_point.astype(np.int32)]
 
     def load_linear(self, checkpoint: Checkpoint) -> Any:
-        if ActivationFormat.from_quantization_args(checkpoint.input_activations).kind != "a16":
-            raise FormatError("input_activations: this backend does not quantize activations")
-        matrix = dequantize(_weight(checkpoint)).astype(np.float32)
-        bias = checkpoint.tensors.get("bias")
         output = float_format(checkpoint.dtype)
+        fmt = ActivationFormat.from_quantization_args(checkpoint.input_activations)
+        columns = self.semantics.columns(self.decode(checkpoint), output)
+        matrix = self._matrix(columns, output)
+        bias = checkpoint.tensors.get("bias")
+        offset = None if bias is None else bias.astype(np.float64)
+        calls: list[Any] = []  # what is kept from an earlier call is a fault that a mutant may have
 
         def linear(x: Any) -> Any:
-            y = x.astype(np.float32) @ matrix.T
-            if bias is not None:
-                y += bias.astype(np.float32)
-            return round_to(y, output).astype(output.dtype)
+            calls.append(x)
+            quantized = None
+            values = x.astype(np.float64)
+            if fmt.kind != "a16":
+                found = self._quantized(calls, fmt, None)
+                quantized = found if isinstance(found, QuantizedActivations) else None
+                values = found.dequantized() if isinstance(found, QuantizedActivations) else found
+            total = self.semantics.product(Operands(values, matrix, columns, quantized, output))
+            return self.semantics.finish(total, offset, output).astype(output.dtype)
 
         return linear
 
+    def decode(self, checkpoint: Checkpoint) -> QuantizedWeight:
+        fmt = WeightFormat.from_quantization_args(checkpoint.weights)
+        return reload(layout("ct-dense-le-v1").decode(checkpoint.tensors, fmt), self.semantics)
 
-def _weight(checkpoint: Checkpoint) -> QuantizedWeight:
-    fmt = WeightFormat.from_quantization_args(checkpoint.weights)
-    return layout("ct-dense-le-v1").decode(checkpoint.tensors, fmt)
+    def _matrix(self, columns: Columns, output: FloatFormat) -> Any:
+        matrix = self.semantics.matrix(columns)
+        return matrix if self.contract.weights == "exact" else self.semantics.store(matrix, output)
+
+    def _quantized(self, calls: list[Any], fmt: ActivationFormat, input_scale: float | None) -> Any:
+        how = next(quantizers(fmt, self.contract.quantizer, float_format(calls[-1].dtype)))
+        return self.semantics.quantize(calls, fmt, how, input_scale)[-1]
 
 
 backend = NumpyBackend

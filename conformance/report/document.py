@@ -25,9 +25,11 @@ from conformance.cases import all_cases
 from conformance.errors import RunError
 from conformance.exitcodes import ExitCode
 from conformance.ledger import Ledger
+from conformance.report.findings import findings
 from conformance.verdict import Verdict
+from reference.bounds import false_alarm_bound
 
-SCHEMA_VERSION = "quantcts-report/1"
+SCHEMA_VERSION = "quantcts-report/2"
 
 
 def schema() -> dict[str, Any]:
@@ -125,6 +127,11 @@ class Report:
         if self.path is not None:
             write_atomically(self.path, self.document())
 
+    @property
+    def elements(self) -> int:
+        """Output elements that were held against a bound."""
+        return sum(v.elements for v in self.ledger.verdicts.values())
+
     def document(self) -> dict[str, Any]:
         verdicts = list(self.ledger.verdicts.values())
         return {
@@ -145,6 +152,11 @@ class Report:
                 "oracle": round(sum(v.oracle_seconds for v in verdicts), 3),
                 "backend": round(sum(v.backend_seconds for v in verdicts), 3),
             },
+            "confidence": {
+                "elements": self.elements,
+                "false_alarm_bound": false_alarm_bound(self.elements),
+            },
+            "findings": [finding.to_json() for finding in findings(verdicts)],
             "cases": [_case(v) for v in verdicts],
         }
 
@@ -153,6 +165,9 @@ def _case(verdict: Verdict) -> dict[str, Any]:
     record = verdict.to_json()
     for name in ("oracle_seconds", "backend_seconds"):
         record[name] = round(record[name], 6)
+    for name in ("diagnosis", "statistics", "width", "elements"):
+        if not record[name]:
+            del record[name]
     case = all_cases().get(verdict.case)
     if case is not None:
         record |= {"cell": case.cell, "clauses": list(case.clauses)}

@@ -14,7 +14,9 @@ from rich.table import Table
 
 from conformance.cases import all_cases
 from conformance.report.document import Report
+from conformance.report.findings import findings
 from conformance.verdict import FAILING, Outcome, Verdict
+from reference.bounds import false_alarm_bound
 
 _COLOURS = {
     Outcome.CONFORMS: "green",
@@ -28,7 +30,10 @@ _COLOURS = {
 _ORDER = (
     Outcome.CRASHES, Outcome.DISHONEST, Outcome.DIVERGES, Outcome.WAIVED, Outcome.CONFORMS, Outcome.DECLINES
 )  # fmt: skip
-_SHOWN_FAILURES = 10
+_SHOWN_FINDINGS = 10
+_SHOWN_CASES = 2
+# Residuals beyond this many standard errors are worth a look.
+_NOTABLE = 7.0
 _SHOWN_PROBLEMS = 20
 _NARROWEST = 100
 
@@ -71,7 +76,7 @@ def _print_matrices(console: Console, backend: str, verdicts: list[Verdict]) -> 
     for title, cells in tables.items():
         rows, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        table.add_column("bits")
+        table.add_column("format" if title == "activation_quantization" else "bits")
         for column in columns:
             table.add_column(escape(column))
         for row in rows:
@@ -86,6 +91,8 @@ def _place(verdict: Verdict) -> tuple[str, str, str]:
     bits, _, name = fmt.partition("-")
     if operation == "packing":
         return operation, bits, rest[0] + (" experts" if rest[1].startswith("e") else "")
+    if operation == "activation_quantization":
+        return operation, fmt, rest[0]
     if operation == "validation":
         return operation, bits, rest[-1]
     title = "  ".join([operation, *rest[: 2 if operation == "linear" else 1]])
@@ -113,18 +120,28 @@ def _cell(verdicts: Sequence[Verdict]) -> str:
 def _print_failures(console: Console, report: Report, failures: list[Verdict]) -> None:
     if not failures:
         return
-    console.print(f"\n[bold]{len(failures)} failing cases[/]")
-    for verdict in failures[:_SHOWN_FAILURES]:
+    found = findings(failures)
+    cases = f"{len(failures)} failing case{'s' if len(failures) > 1 else ''}"
+    console.print(f"\n[bold]{cases}, {len(found)} finding{'s' if len(found) > 1 else ''}[/]")
+    for finding in found[:_SHOWN_FINDINGS]:
+        smallest = finding.smallest
         console.print(
-            f"  [{_COLOURS[verdict.outcome]}]{verdict.outcome.value}[/] {escape(verdict.case)}"
-            f"  ({escape(verdict.backend)})"
+            f"  [{_COLOURS[finding.outcome]}]{finding.outcome.value}[/] {escape(smallest.case)}"
+            f"  ({escape(finding.backend)})"
         )
-        console.print(f"    {escape(verdict.detail)}", soft_wrap=True)
-    if len(failures) > _SHOWN_FAILURES:
+        console.print(f"    {escape(smallest.detail)}", soft_wrap=True)
+        if len(finding.verdicts) > 1:
+            others = ", ".join(v.case for v in finding.verdicts[1 : 1 + _SHOWN_CASES])
+            more = len(finding.verdicts) - 1 - _SHOWN_CASES
+            console.print(
+                f"    and {len(finding.verdicts) - 1} more cases of it: {escape(others)}"
+                + (f" and {more} more" if more > 0 else ""), soft_wrap=True,
+            )  # fmt: skip
+    if len(found) > _SHOWN_FINDINGS:
         console.print(
-            f"  and {len(failures) - _SHOWN_FAILURES} more, all of them in report.json (--report FILE)"
+            f"  and {len(found) - _SHOWN_FINDINGS} more findings, all of them in report.json (--report FILE)"
         )
-    console.print(f"  one case alone: quantcts {escape(_alone(report, failures[0]))}", soft_wrap=True)
+    console.print(f"  one case alone: quantcts {escape(_alone(report, found[0].smallest))}", soft_wrap=True)
 
 
 def _alone(report: Report, verdict: Verdict) -> str:
@@ -142,6 +159,14 @@ def _print_notes(console: Console, verdicts: Sequence[Verdict]) -> None:
         console.print(
             f"\n{len(noted)} conforming cases with a note, such as {escape(noted[0].case)}: {noted[0].note}"
         )
+    odd = [v for v in verdicts if not v.fails and _notable(v)]
+    if odd:
+        worst = max(odd, key=lambda v: v.statistics["rms"])
+        said = ", ".join(f"{name} {value:g}" for name, value in worst.statistics.items())
+        console.print(
+            f"\nadvice: {len(odd)} conforming cases leave more than rounding does, such as"
+            f" {escape(worst.case)}: {said} (docs/specification.md, C46)", soft_wrap=True,
+        )  # fmt: skip
     for outcome, heading in ((Outcome.WAIVED, "waived"), (Outcome.DECLINES, "declined")):
         reasons: dict[tuple[str, str], int] = defaultdict(int)
         for verdict in verdicts:
@@ -151,6 +176,14 @@ def _print_notes(console: Console, verdicts: Sequence[Verdict]) -> None:
             console.print(f"\n[bold]{heading}[/]")
         for (backend, reason), count in reasons.items():
             console.print(f"  {escape(backend)}: {count} cases: {escape(reason)}", soft_wrap=True)
+
+
+def _notable(verdict: Verdict) -> bool:
+    """Whether the residual is more than one rounding gives; advice, never pass or fail."""
+    if not verdict.statistics or not verdict.elements:
+        return False
+    rms = 1.03 + _NOTABLE / verdict.elements**0.5
+    return abs(verdict.statistics["bias"]) > _NOTABLE or verdict.statistics["rms"] > rms
 
 
 def _print_account(console: Console, report: Report) -> None:
@@ -163,9 +196,16 @@ def _print_account(console: Console, report: Report) -> None:
     spent = [sum(getattr(v, f"{who}_seconds") for v in verdicts) for who in ("backend", "oracle")]
     if verdicts:
         console.print("time: backend {:.1f} s, oracle {:.1f} s, over all workers".format(*spent))
+    if report.elements:
+        bound = false_alarm_bound(report.elements)
+        console.print(f"{report.elements} outputs held against a bound: false-alarm probability below {bound:.1g}")
     for backend in report.environment["backends"]:
         promises = ", ".join(f"{name} {value}" for name, value in backend["contract"].items())
-        console.print(escape(f"contract of {backend['name']} on {backend['device']}: {promises}"))
+        width = max((v.width for v in verdicts if v.backend == backend["name"]), default=0.0)
+        console.print(
+            escape(f"contract of {backend['name']} on {backend['device']}: {promises}; it costs {width:.3g} ulp"),
+            soft_wrap=True,
+        )
     for problem in ledger.problems[:_SHOWN_PROBLEMS]:
         console.print(f"[bold red]problem[/] {escape(problem)}", soft_wrap=True)
     hidden = len(ledger.problems) - _SHOWN_PROBLEMS

@@ -1,6 +1,7 @@
-"""y = x . dequant(W)^T + bias, loaded once and called with two batches (C40-C47)."""
+"""y = quantize(x) . dequant(W)^T + bias, loaded once and called with two batches (C40-C54, C60-C66)."""
 
 from conformance.data import linear_problem
+from conformance.goals import LinearGoal
 from conformance.plugin import judges
 
 
@@ -8,4 +9,4 @@ from conformance.plugin import judges
 def test_linear(case, subject, judge):
     problem = linear_problem(case)
     answer = subject.linear(problem.checkpoint, problem.batches)
-    judge(answer, lambda: problem.expected(subject.contract))
+    judge(answer, lambda: LinearGoal(problem, subject.contract))
