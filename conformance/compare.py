@@ -125,12 +125,12 @@ class Trial:
 
     def _width(self) -> float:
         """Between the ends of the interval of the median element, in ulps of the outputs' root mean square."""
-        finite = np.isfinite(self.nearest)
+        finite = np.isfinite(self.low) & np.isfinite(self.high)
         if not finite.any():
             return 0.0
         size = np.sqrt(np.square(self.nearest[finite]).mean())
         _, above = half_ulps(np.asarray(size), self.expected.output)
-        return float(np.median((self.high - self.low)[finite]) / (2 * above))
+        return float(np.median(self.high[finite] - self.low[finite]) / (2 * above))
 
 
 def _in_the_hull(trials: list[Trial], expected: Expected, y: Float64Array) -> bool:

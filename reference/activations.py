@@ -152,6 +152,32 @@ def legal_codes(
     return ends[0], ends[1]
 
 
+def open_tokens(
+    x: npt.NDArray[Any],
+    fmt: ActivationFormat,
+    convention: Convention,
+    plain: QuantizedActivations,
+) -> npt.NDArray[np.bool_]:
+    """The tokens (M) of x (M, K) that legal orders of operations may quantize differently (C63): a code near
+    a boundary, or a scale that differs by more than its last bits. plain: what the first order gives."""
+    if not fmt.symmetric or not fmt.dynamic:
+        return np.ones(len(x), np.bool_)
+    ways = list(quantizers(fmt, convention, float_format(x.dtype)))
+    largest = amax(x.astype(np.float64), fmt)
+    scales = [scale_of(largest, fmt, how) for how in {(w.scale_by, w.floor): w for w in ways}.values()]
+    # Under a scale of 2^e that every order gives exactly, quotients are exact, ties included.
+    settled = (largest == divisor(fmt, ways[0]) * plain.scale) & (np.frexp(plain.scale)[0] == 0.5) | (largest == 0)
+    for scale in scales:
+        settled &= scale == plain.scale
+    if settled.all():
+        return np.zeros(len(x), np.bool_)
+    if convention == "compressed-tensors":  # quotients of 16 bits are further apart than the slack
+        return np.asarray(~settled.all(axis=1))
+    low, high = legal_codes(x, fmt, plain.scale)
+    apart = np.any([np.abs(scale - plain.scale) > 2.0**-22 * plain.scale for scale in scales], axis=0)
+    return np.asarray(~settled.all(axis=1) & ((low != high).any(axis=1) | apart.any(axis=1)))
+
+
 # ---- the steps of a symmetric quantizer
 
 

@@ -16,7 +16,7 @@ from reference.activations import (
     QuantizedActivations,
     Quantizer,
     legal_codes,
-    legal_quantizations,
+    open_tokens,
     quantizers,
     spread_groups,
 )
@@ -54,7 +54,7 @@ def linear(
     """
     calls = _calls(x, weight, bias)
     columns = columns_of(weight, output)
-    quantized = _quantize(calls, activation, contract, input_scale, RIGHT, distinct=True)
+    quantized = _quantize(calls, activation, contract, input_scale, RIGHT)
     matrices = _matrices(columns, contract, RIGHT)
     first = next(iter(quantized.values()))
     values = np.concatenate([_plain(q) for q in first])
@@ -87,7 +87,7 @@ def hypotheses(
     calls = _calls(x, weight, bias)
     columns = semantics.columns(reload(weight, semantics), expected.output)
     offset = None if bias is None else bias.astype(np.float64)
-    quantized = _quantize(calls, activation, contract, input_scale, semantics, distinct=True)
+    quantized = _quantize(calls, activation, contract, input_scale, semantics)
     matrices = _matrices(columns, contract, semantics)
     radius = expected.radius
     if contract.epilogue != "once" and columns.weight.format.strategy != "group":
@@ -143,19 +143,51 @@ def _quantize(
     contract: Contract,
     input_scale: float | None,
     semantics: Semantics,
-    distinct: bool,
 ) -> dict[str, list[Quantized]]:
     """The activations in each legal order of a quantizer's operations; those with equal codes once, for
     the last bit of a float32 scale is inside the radius."""
-    if fmt.kind == "a16" and semantics.quantize is RIGHT.quantize:
-        return {"": [x.astype(np.float64) for x in calls]}
-    dtype = float_format(calls[0].dtype)
-    ways = quantizers(fmt, contract.quantizer, dtype) if fmt.kind != "a16" else iter([Quantizer()])
-    found: dict[str, list[Quantized]] = {}
-    for how in ways:
-        candidate = semantics.quantize(calls, fmt, how, input_scale)
-        if not distinct or not any(_same_codes(candidate, other) for other in found.values()):
+    right = semantics.quantize is RIGHT.quantize
+    if fmt.kind == "a16":
+        if right:
+            return {"": [x.astype(np.float64) for x in calls]}
+        return {"": semantics.quantize(calls, fmt, Quantizer(), input_scale)}
+    ways = list(quantizers(fmt, contract.quantizer, float_format(calls[0].dtype)))
+    plain = semantics.quantize(calls, fmt, ways[0], input_scale)
+    found = {ways[0].name: plain}
+    tokens = None
+    if right and fmt.strategy == "token":
+        tokens = [
+            open_tokens(x, fmt, contract.quantizer, q)  # type: ignore[arg-type]
+            for x, q in zip(calls, plain, strict=True)
+        ]
+        if not any(t.any() for t in tokens):
+            return found
+    for how in ways[1:]:
+        candidate = semantics.quantize(calls, fmt, how, input_scale) if tokens is None else _patched(calls, tokens, plain, fmt, how)
+        if not any(_same_codes(candidate, other) for other in found.values()):
             found[how.name] = candidate
+    return found
+
+
+def _patched(
+    calls: list[Array], tokens: list[npt.NDArray[np.bool_]], plain: list[Quantized], fmt: ActivationFormat, how: Quantizer
+) -> list[Quantized]:
+    """The plain result with the tokens that are open quantized in another order: each token is by itself."""
+    found: list[Quantized] = []
+    for x, chosen, before in zip(calls, tokens, plain, strict=True):
+        assert isinstance(before, QuantizedActivations)
+        if not chosen.any():
+            found.append(before)
+            continue
+        (part,) = RIGHT.quantize([x[chosen]], fmt, how, None)
+        assert isinstance(part, QuantizedActivations)
+        codes, scale = before.codes.copy(), before.scale.copy()
+        codes[chosen], scale[chosen] = part.codes, part.scale
+        zero_point = None
+        if before.zero_point is not None and part.zero_point is not None:
+            zero_point = before.zero_point.copy()
+            zero_point[chosen] = part.zero_point
+        found.append(QuantizedActivations(codes, scale, zero_point, before.group_size))
     return found
 
 
@@ -163,8 +195,9 @@ def _same_codes(a: list[Quantized], b: list[Quantized]) -> bool:
     for one, other in zip(a, b, strict=True):
         if not isinstance(one, QuantizedActivations) or not isinstance(other, QuantizedActivations):
             return type(one) is type(other) and np.array_equal(one, other)  # type: ignore[arg-type]
-        near = one.scale.shape == other.scale.shape and np.allclose(one.scale, other.scale, rtol=2.0**-22, atol=0)
-        if not near or not np.array_equal(one.codes, other.codes):
+        if one.scale.shape != other.scale.shape or not np.array_equal(one.codes, other.codes):
+            return False
+        if (np.abs(one.scale - other.scale) > 2.0**-22 * np.abs(one.scale)).any():
             return False
     return True
 
@@ -299,5 +332,3 @@ def _flips(
     width = np.concatenate(widths)
     return width @ weight.T if width.any() else None
 
-
-__all__ = ["A16", "hypotheses", "legal_quantizations", "linear"]

@@ -72,19 +72,22 @@ def round_to(x: npt.ArrayLike, target: FloatFormat) -> Float64Array:
     bits = values.view(np.int64)
     drop = np.int64(53 - target.precision)
     # Half a unit less one, plus the last kept bit: carries exactly when the dropped part rounds up.
-    up = ((bits >> drop) & 1) + np.int64((1 << int(drop - 1)) - 1)
-    rounded: Float64Array = ((bits + up) >> drop << drop).view(np.float64)
+    kept = bits >> drop
+    kept &= 1
+    kept += np.int64((1 << int(drop - 1)) - 1)
+    kept += bits
+    kept >>= drop
+    kept <<= drop
+    rounded: Float64Array = kept.view(np.float64)
     magnitude = np.abs(values)
     small = magnitude < 2.0**target.emin
     if small.any():
         quantum = 2.0 ** (target.emin - target.precision + 1)
         rounded[small] = np.rint(values[small] / quantum) * quantum
-    large = np.abs(rounded) > target.largest
-    if large.any():
-        rounded[large] = np.copysign(target.largest if target.saturates else np.inf, values[large])
-    nan = np.isnan(values)
-    if nan.any():
-        rounded[nan] = np.nan
+    if not magnitude.max(initial=0.0) <= target.largest:  # NaN included
+        beyond = np.abs(rounded) > target.largest
+        rounded[beyond] = np.copysign(target.largest if target.saturates else np.inf, values[beyond])
+        rounded[np.isnan(values)] = np.nan
     return rounded.reshape(np.shape(x))
 
 

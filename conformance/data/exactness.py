@@ -24,7 +24,7 @@ def exact_in_float32(x: Float64Array, columns: Columns, bias: Array | None, bits
     if x.size == 0:
         return np.ones(len(x), np.bool_)
     offset = np.zeros(1) if bias is None else np.abs(bias.astype(np.float64))
-    products = _granule(x) * _granule(columns.scale.reshape(1, -1))
+    products = _granule(x) * _granule(columns.weight.scale.astype(np.float64).reshape(1, -1))
     unit = (products if bias is None else np.minimum(products, _granule(offset[None])))[:, None]
     largest = np.abs(x) @ ((columns.u + columns.u_z) * columns.scale).T + offset
     summed: Mask = (largest <= 2.0**bits * unit).all(axis=1)

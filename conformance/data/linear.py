@@ -15,7 +15,7 @@ from conformance.data.activations import linear_activations
 from conformance.data.exactness import exact_in_float32
 from conformance.data.seeds import generator
 from conformance.data.weights import quantized_weight, without_column
-from reference.activations import legal_quantizations
+from reference.activations import open_tokens, quantize, quantizers
 from reference.bounds import Contract, Expected
 from reference.formats import ActivationFormat
 from reference.layouts import layout
@@ -60,18 +60,18 @@ class LinearProblem:
         case = self.case
         if case.recipe not in EXACT_RECIPES:
             return case.recipe == "scales" and case.activation.kind == "a16"
-        columns = columns_of(self.weight, float_format(case.dtype))
+        output = float_format(case.dtype)
+        columns = columns_of(self.weight, output)
         bits = 24 if contract.accumulator == "fp32" or case.activation.kind != "fp8" else 14
         found = []
         for x in self.batches:
             values = x.astype(np.float64)
             exact = np.ones(len(values), np.bool_)
             if case.activation.kind != "a16":
-                ways = [*legal_quantizations(x, case.activation, contract.quantizer).values()]
-                values = ways[0].dequantized()
-                for other in ways[1:]:
-                    exact &= (other.dequantized() == values).all(axis=1)
-                exact &= np.isin(np.frexp(ways[0].scale)[0], (0.0, 0.5))[:, 0]
+                plain = quantize(x, case.activation, next(quantizers(case.activation, contract.quantizer, output)))
+                exact = ~open_tokens(x, case.activation, contract.quantizer, plain)
+                exact &= np.isin(np.frexp(plain.scale)[0], (0.0, 0.5))[:, 0]
+                values = plain.dequantized()
             found.append(exact & exact_in_float32(values, columns, self.bias, bits))
         tokens = np.concatenate(found)
         if tokens.size and not tokens.any():

@@ -1,0 +1,690 @@
+"""Correct kernels, each with an arithmetic of its own, and how often the judge refuses one: false alarms.
+
+    python tools/correct_kernels.py [--seeds 200] [--first 0] [--cases 60] [--workers 2] [--report FILE.json]
+
+A seed draws a kernel and the contract that it would honestly declare, and a sample of the matrix; the judge that
+judges real backends judges it. Whatever it refuses is a false alarm: exit code 1. The kernels compute in genuine
+float32, float16 and bfloat16; of the oracle they use the checkpoint decoder and nothing that computes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
+
+from conformance.backend import Checkpoint, Support
+from conformance.cases import Case, all_cases
+from conformance.data import linear_problem, quantization_problem
+from conformance.goals import LinearGoal, QuantizationGoal
+from conformance.subject import Subject
+from conformance.verdict import Outcome, Verdict, decide
+from reference.bounds import Contract
+from reference.formats import ActivationFormat, WeightFormat
+from reference.layouts import layout
+from reference.rounding import float_format
+
+Array = npt.NDArray[Any]
+F32, F64 = np.float32, np.float64
+Sum = Callable[[Array, Array], Array]  # x (M, K), w (N, K) -> (M, N), all float32
+E4M3 = ml_dtypes.float8_e4m3fn
+LARGEST = {"int8": F32(127), "int4": F32(7), "fp8": F32(448)}
+FP8_FLOOR = F32(1 / (448 * 512))
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """What a correct kernel may choose. Its contract is what it says of that."""
+
+    # the accumulation of products
+    order: str  # sequential, permuted, pairwise, lanes, blas, tensor
+    lanes: int  # accumulators of `lanes`
+    block: int  # products that a tensor core adds at a time
+    fraction: int  # bits below the largest exponent that it keeps
+    fused: bool  # a product and an addition with one rounding
+    split: str  # none, split-k, stream-k
+    parts: int
+    join: str  # how parts and groups come together: ascending, shuffled, tree
+    # the operands
+    declared: str  # Contract.weights
+    rounded: tuple[bool, bool]  # 16-bit weights, for 16-bit and for quantized activations
+    scale: str  # "weight": each is scaled in float32; "group": the sum of a group is
+    late: bool  # the zero point is subtracted from the sum of a group
+    stored: bool  # codes as they are stored, not signed
+    fold: str  # the activation scale meets the "codes", comes "first", on the "scales", or "last"
+    integers: str  # Contract.integers
+    int32: bool  # sums of integers are exact inside a group
+    integer_zeros: bool  # and so is their zero point, when it is late
+    hopper: str  # Contract.accumulator: fp8 tensor cores
+    # the quantizer
+    quantizer: str  # Contract.quantizer
+    scale_by: str
+    code_by: str
+    quotient16: bool  # compressed-tensors divides in the dtype of x
+    floor: bool
+    zero_scale: float
+    # outside the default class
+    epilogue: str  # Contract.epilogue
+    sixteen: bool  # the sum is rounded to 16 bits before channel scale and bias
+    bias_apart: bool  # a rounding of its own before the bias; of partial sums, bias not in the first
+    partial_sums: int
+    zero_point: str  # Contract.zero_point
+    zero_fused: bool
+
+    @property
+    def contract(self) -> Contract:
+        return Contract(
+            self.declared, self.zero_point, self.hopper, self.integers, self.quantizer, self.epilogue,
+            self.partial_sums,
+        )  # fmt: skip
+
+
+def drawn(seed: int) -> Arithmetic:
+    rng = np.random.default_rng(seed)
+
+    def one_of(*choices: Any) -> Any:
+        return choices[rng.integers(len(choices))]
+
+    def chance(p: float) -> bool:
+        return bool(rng.random() < p)
+
+    declared = one_of("exact", "rounded", "any")
+    rounded = tuple(declared == "rounded" or (declared == "any" and chance(0.5)) for _ in range(2))
+    zero_point, epilogue, partial_sums = "integer", "once", 1
+    if chance(0.3):
+        kind = one_of("epilogue", "partial sums", "zero point", "epilogue and partial sums")
+        if "epilogue" in kind:
+            epilogue = one_of("16-bit", "16-bit", "any")
+        if "partial sums" in kind:
+            partial_sums = int(rng.integers(2, 9))
+        if kind == "zero point":
+            zero_point = "scaled"
+    # Weights of 16 bits are no operands of integer or fp8 instructions.
+    plain = not rounded[1] and zero_point == "integer"
+    int32 = plain and chance(0.75)
+    return Arithmetic(
+        order=one_of("sequential", "permuted", "pairwise", "lanes", "blas", "tensor", "tensor", "tensor"),
+        lanes=one_of(2, 4, 8, 32),
+        block=one_of(4, 8, 16),
+        fraction=one_of(23, 24, 25),
+        fused=chance(0.5),
+        split=one_of("none", "split-k", "stream-k"),
+        parts=int(rng.integers(2, 17)),
+        join=one_of("ascending", "shuffled", "tree"),
+        declared=declared,
+        rounded=rounded,
+        scale=one_of("weight", "group"),
+        late=chance(0.5),
+        stored=chance(0.5),
+        fold=one_of("codes", "first", "scales", "last"),
+        integers="int32" if int32 and chance(0.8) else "fp32",
+        int32=int32,
+        integer_zeros=chance(0.5),
+        hopper=one_of("e8m13", "e8m13/128") if plain and chance(0.7) else "fp32",
+        quantizer="kernel" if chance(0.7) else "compressed-tensors",
+        scale_by=one_of("divide", "reciprocal"),
+        code_by=one_of("divide", "reciprocal", "inverse"),
+        quotient16=chance(0.5),
+        floor=chance(0.5),
+        zero_scale=one_of(0.0, 1.0, 2.0**-20),
+        epilogue=epilogue,
+        sixteen=epilogue == "16-bit" or (epilogue == "any" and chance(0.5)),
+        bias_apart=chance(0.5),
+        partial_sums=partial_sums,
+        zero_point=zero_point,
+        zero_fused=chance(0.5),
+    )
+
+
+# ---- accumulation: sums of products in float32
+
+
+def multiply_add(a: Array, b: Array, total: Array, fused: bool) -> Array:
+    """total + a * b, rounded once or twice. A product of two float32 numbers is exact in float64."""
+    return (a.astype(F64) * b + total).astype(F32) if fused else total + a * b
+
+
+def sequential(x: Array, w: Array, fused: bool) -> Array:
+    total = np.zeros((len(x), len(w)), F32)
+    for k in range(x.shape[1]):
+        total = multiply_add(x[:, k, None], w[None, :, k], total, fused)
+    return total
+
+
+def pairwise(x: Array, w: Array) -> Array:
+    k = x.shape[1]
+    if k == 1:
+        return x * w.T
+    half = k // 2
+    return pairwise(x[:, :half], w[:, :half]) + pairwise(x[:, half:], w[:, half:])
+
+
+def tensor_core(x: Array, w: Array, block: int, fraction: int, bits: int = 24, promote: int = 0) -> Array:
+    """Exact products and the accumulator are aligned to the largest exponent among them, cut off `fraction`
+    bits below it and added; the accumulator is cut to `bits` significant bits. promote: columns after which
+    it moves to float32. The exponent of a product is the sum of its operands' (MMA-Sim)."""
+    x, w = x.astype(F64), w.astype(F64)
+    least = 2.0**-6 if fraction == 13 else 0.0  # subnormal numbers of e4m3 are not normalized
+    x_power, w_power = (np.where(v == 0, 0.0, np.maximum(power_below(v), least)) for v in (x, w))
+    total = np.zeros((len(x), len(w)))
+    promoted = np.zeros(total.shape, F32)
+    cut = np.int64(53 - bits)
+    for start in range(0, x.shape[1], block):
+        columns = range(start, min(start + block, x.shape[1]))
+        top = power_below(total)
+        for k in columns:
+            np.maximum(top, x_power[:, k, None] * w_power[None, :, k], out=top)
+        unit = np.where(top == 0, 1.0, top * 2.0**-fraction)
+        inverse = 1 / unit
+        steps = np.trunc(total * inverse)
+        for k in columns:
+            steps += np.trunc(x[:, k, None] * w[None, :, k] * inverse)
+        total = ((steps * unit).view(np.int64) >> cut << cut).view(F64)
+        if promote and (start + block) % promote == 0:
+            promoted = promoted + total.astype(F32)
+            total = np.zeros_like(total)
+    return promoted + total.astype(F32)
+
+
+def power_below(v: Array) -> Array:
+    """The largest power of two not above |v|; 0 for 0."""
+    return (v.view(np.int64) & np.int64(0x7FF0000000000000)).view(F64)
+
+
+def tree(parts: Sequence[Array]) -> Array:
+    while len(parts) > 1:
+        pairs = [parts[i] + parts[i + 1] for i in range(0, len(parts) - 1, 2)]
+        parts = [*pairs, *parts[len(pairs) * 2 :]]
+    return parts[0]
+
+
+def joined(parts: list[Array], how: Arithmetic, rng: np.random.Generator) -> Array:
+    if how.join == "tree":
+        return tree(parts)
+    order = rng.permutation(len(parts)) if how.join == "shuffled" else range(len(parts))
+    total = np.zeros_like(parts[0])
+    for i in order:
+        total = total + parts[i]
+    return total
+
+
+def core(how: Arithmetic, hopper: bool) -> Sum:
+    """The innermost accumulation, which nothing splits."""
+    if hopper:
+        promote = 128 if how.hopper == "e8m13/128" else 0
+        return lambda x, w: tensor_core(x, w, 32, 13, 14, promote)
+    if how.order == "tensor":
+        return lambda x, w: tensor_core(x, w, how.block, how.fraction)
+    if how.order == "pairwise":
+        return pairwise
+    if how.order == "blas":
+        return lambda x, w: x @ w.T
+    if how.order == "lanes":
+        lanes = how.lanes
+        return lambda x, w: tree([sequential(x[:, i::lanes], w[:, i::lanes], how.fused) for i in range(lanes)])
+    return lambda x, w: sequential(x, w, how.fused)
+
+
+def accumulate(x: Array, w: Array, how: Arithmetic, rng: np.random.Generator, hopper: bool = False) -> Array:
+    k, inner = x.shape[1], core(how, hopper)
+    if how.order == "permuted":
+        order = rng.permutation(k)
+        x, w = x[:, order], w[:, order]
+    if how.split == "none" or k <= how.parts:
+        return inner(x, w)
+    if how.split == "split-k":
+        even = np.array_split(np.arange(k), how.parts)
+        return joined([inner(x[:, c], w[:, c]) for c in even], how, rng)
+    tiles = []  # stream-K: workers end where their share of the work does, elsewhere in each tile of outputs
+    for rows in np.array_split(np.arange(len(w)), -(-len(w) // 32)):
+        cuts = np.sort(rng.choice(np.arange(1, k), how.parts - 1, replace=False))
+        uneven = np.split(np.arange(k), cuts)
+        tiles.append(joined([inner(x[:, c], w[np.ix_(rows, c)]) for c in uneven], how, rng))
+    return np.concatenate(tiles, axis=1)
+
+
+# ---- the quantizer
+
+
+def quantize(
+    how: Arithmetic, x: Array, fmt: ActivationFormat, input_scale: float | None
+) -> tuple[Array, Array, Array | None]:
+    """Codes and scales in float32, and zero points of an asymmetric format."""
+    if not fmt.symmetric:
+        return _quantize_asymmetric(how, x)
+    kernel = how.quantizer == "kernel"
+    kind = np.dtype(F32) if kernel else x.dtype
+    q = LARGEST[fmt.kind].astype(kind) + kind.type(0 if kernel or fmt.kind == "fp8" else 0.5)
+    m, k = x.shape
+    size = fmt.group_size if fmt.strategy == "group" else k
+    rows = (1, 1, m * k) if fmt.strategy == "tensor" else (m, k // size, size)
+    largest = np.abs(x).astype(kind).reshape(rows).max(axis=2, initial=0)
+    if input_scale is not None:
+        scale = np.full((1, 1), input_scale, F32)
+    elif kernel and how.scale_by == "reciprocal":
+        scale = largest * (kind.type(1) / q)
+    else:
+        scale = largest / q
+    floor = kernel and how.floor and fmt.kind == "fp8" and fmt.strategy == "token"
+    if floor:
+        scale = np.maximum(scale, FP8_FLOOR)
+    divided = np.where(scale == 0, kind.type(1), scale)  # what is divided by it is zero
+    if kernel and how.code_by == "reciprocal":
+        factor = F32(1) / divided
+    elif kernel and how.code_by == "inverse" and input_scale is None:
+        factor = q / np.where(largest == 0, F32(1), largest)
+        if floor:
+            factor = np.minimum(factor, F32(1) / FP8_FLOOR)
+    else:
+        factor = None
+    zero = kind.type(how.zero_scale) if kernel else ml_dtypes.finfo(kind).eps
+    scale = np.where(scale == 0, zero, scale).astype(F32)
+    values = x.astype(F32)
+    if factor is not None:
+        t = values * _per_column(factor, size, x)
+    else:
+        t = values / _per_column(divided.astype(F32), size, x)
+        if not kernel and how.quotient16 and input_scale is None:
+            t = t.astype(kind).astype(F32)
+    low = {"int8": -128, "int4": -8, "fp8": -448}[fmt.kind]
+    t = np.clip(t, F32(low), LARGEST[fmt.kind])
+    codes = t.astype(E4M3).astype(F32) if fmt.kind == "fp8" else np.rint(t)
+    return codes, scale, None
+
+
+def _per_column(values: Array, size: int, x: Array) -> Array:
+    return np.repeat(values, size, axis=1) if values.shape[1] * size == x.shape[1] else values
+
+
+def _quantize_asymmetric(how: Arithmetic, x: Array) -> tuple[Array, Array, Array | None]:
+    kernel = how.quantizer == "kernel"
+    kind = np.dtype(F32) if kernel else x.dtype
+    values = x.astype(kind)
+    least, greatest = (f(axis=1, keepdims=True) for f in (values.min, values.max))
+    if not kernel:
+        least, greatest = np.minimum(least, kind.type(0)), np.maximum(greatest, kind.type(0))
+    steps, low = kind.type(255), kind.type(-128)
+    span = greatest - least
+    by_reciprocal = kernel and how.scale_by == "reciprocal"
+    scale = span * (kind.type(1) / steps) if by_reciprocal else span / steps
+    scale = np.where(scale == 0, kind.type(how.zero_scale or 1) if kernel else ml_dtypes.finfo(kind).eps, scale)
+    if not kernel:
+        zero = low - least / scale
+        quotient = kind if how.quotient16 else np.dtype(F32)
+        zero = np.rint(np.clip(zero.astype(F32), F32(-128), F32(127)))
+        t = values.astype(quotient) / scale.astype(quotient) + zero.astype(quotient)
+        return np.rint(np.clip(t.astype(F32), F32(-128), F32(127))), scale.astype(F32), zero
+    inverse = F32(1) / scale
+    zero = np.rint(low - (least * inverse if how.code_by == "reciprocal" else least / scale))
+    t = values / scale if how.code_by == "divide" else values * inverse
+    return np.clip(np.rint(t) + zero, F32(-128), F32(127)), scale, zero
+
+
+# ---- the kernel
+
+
+class CorrectKernel:
+    """The backend of a seed. changes: to what is drawn."""
+
+    arrays = "numpy"
+
+    def __init__(self, seed: int, **changes: Any) -> None:
+        self.name = f"correct-{seed}"
+        self.seed = seed
+        self.how = replace(drawn(seed), **changes)
+        self.contract = self.how.contract
+
+    def supports(self, case: Case) -> Support:
+        late_scale = self.how.sixteen and case.weight.strategy == "channel" and case.dtype == "fp16"
+        if case.operation == "linear" and late_scale and case.recipe in ("magnitudes", "trained"):
+            return Support.no("a sum that is not yet scaled may be too large for float16")
+        return Support.yes()
+
+    def dequantize(self, checkpoint: Checkpoint) -> Array:
+        dtype = checkpoint.tensors["weight_scale"].dtype
+        layer = Layer(self, replace(checkpoint, dtype=float_format(dtype).name), self.how)
+        return layer.exact().astype(dtype)
+
+    def quantize_activation(self, x: Array, args: Any, input_scale: float | None) -> Sequence[Array]:
+        fmt = ActivationFormat.from_quantization_args(args)
+        codes, scale, zero = quantize(self.how, x, fmt, input_scale)
+        found = [codes.astype(E4M3 if fmt.kind == "fp8" else np.int8), scale]
+        return found if zero is None else [*found, zero.astype(np.int32)]
+
+    def load_linear(self, checkpoint: Checkpoint) -> Callable[[Array], Array]:
+        return Layer(self, checkpoint, self.how)
+
+    def accumulation(self, weight: WeightFormat, activation: ActivationFormat) -> str:
+        """What sums the products of a layer."""
+        how = self.how
+        if activation.kind in ("int8", "int4") and how.int32:
+            return "int32"
+        if activation.kind == "fp8" and how.hopper != "fp32":
+            # e4m3 holds all integers up to 16: wider codes are operands of 16 bits.
+            differences = weight.offset if weight.symmetric else (1 << weight.bits) - 1
+            late = (1 << weight.bits) - 1 if how.stored else weight.offset
+            if (late if how.late else differences) <= 16:
+                return how.hopper
+        return how.order
+
+    def kind(self, case: Case) -> str:
+        """What its figures are counted under: the accumulation, or what sets it outside the default class."""
+        how = self.how
+        if case.operation != "linear":
+            return f"quantizer, {how.quantizer}"
+        outside = {
+            "16-bit epilogue": how.sixteen,
+            "partial sums": how.partial_sums > 1,
+            "scaled zero points": how.zero_point == "scaled",
+        }
+        if any(outside.values()):
+            return ", ".join(name for name, is_so in outside.items() if is_so)
+        found = self.accumulation(case.weight, case.activation)
+        return f"tensor {how.block}/{how.fraction}" if found == "tensor" else found
+
+
+class Layer:
+    def __init__(self, kernel: CorrectKernel, checkpoint: Checkpoint, how: Arithmetic) -> None:
+        fmt = WeightFormat.from_quantization_args(checkpoint.weights)
+        weight = layout("ct-dense-le-v1").decode(checkpoint.tensors, fmt)
+        self.activation = ActivationFormat.from_quantization_args(checkpoint.input_activations)
+        self.dtype = float_format(checkpoint.dtype).dtype
+        self.how, self.rng = how, np.random.default_rng([kernel.seed, weight.n, weight.k])
+        offset = fmt.offset if how.stored else 0
+        self.codes = weight.codes.astype(F32) + F32(offset)
+        zeros = np.zeros(weight.scale.shape) if weight.zero_point is None else weight.zero_point
+        self.zeros, self.scale = zeros.astype(F32) + F32(offset), weight.scale.astype(F32)
+        self.groups = weight.groups()
+        bias = checkpoint.tensors.get("bias")
+        self.bias = None if bias is None else bias.astype(F32)
+        self.accumulation = kernel.accumulation(fmt, self.activation)
+        self.unscaled = how.sixteen and fmt.strategy == "channel"  # until after the rounding to 16 bits
+        self.on_tensor_cores = self.accumulation not in ("sequential", "permuted", "pairwise", "lanes", "blas")
+        self.matrix = self._matrix()
+
+    def _matrix(self) -> Array | None:
+        """The operand where weights are scaled one by one; None where sums are."""
+        how = self.how
+        if self.unscaled:
+            return None
+        if how.zero_point == "scaled":
+            late = self.half(self.zeros * self.scale)[:, self.groups]
+            early = self.codes * self.scale[:, self.groups]
+            return self.half((early if how.zero_fused else self.half(early)) - late)
+        if how.rounded[self.activation.kind != "a16"]:
+            return self.half(self.exact())
+        whole = how.scale == "weight" and not how.late and not self.on_tensor_cores
+        return self.exact() if whole else None
+
+    def exact(self) -> Array:
+        """Nine bits times eleven: no rounding."""
+        return (self.codes - self.zeros[:, self.groups]) * self.scale[:, self.groups]
+
+    def half(self, values: Array) -> Array:
+        """Rounded to 16 bits: once, for values of float32."""
+        with np.errstate(over="ignore"):
+            return values.astype(self.dtype).astype(F32)
+
+    def __call__(self, x: Array) -> Array:
+        how, values, scale = self.how, x.astype(F32), None
+        if self.activation.kind != "a16":
+            values, scale, _ = quantize(how, x, self.activation, None)
+            if how.fold == "codes" and not self.on_tensor_cores:
+                values, scale = values * scale, None
+        parts = np.array_split(np.arange(x.shape[1]), min(how.partial_sums, x.shape[1]))
+        sums = [self._sum(values, scale, part) for part in parts]
+        bias = self.bias
+        if len(sums) > 1:
+            if bias is not None and not (how.bias_apart or how.sixteen):
+                sums[0], bias = sums[0] + bias, None
+            total = self.half(sums[0])
+            for other in sums[1:]:
+                total = self.half(total + self.half(other))
+        else:
+            total = self.half(sums[0]) if how.sixteen else sums[0]
+        return self._finish(total, bias).astype(self.dtype)
+
+    def _finish(self, total: Array, bias: Array | None) -> Array:
+        if self.unscaled:
+            scale = self.scale.T  # (1, N)
+            if bias is not None and not self.how.bias_apart:
+                return rounded_once(total.astype(F64) * scale + bias, self.dtype)
+            total = self.half(total * scale)
+        return self.half(total if bias is None else total + bias)
+
+    def _sum(self, x: Array, scale: Array | None, columns: Array) -> Array:
+        """The product over some columns in float32, scaled (but for `unscaled`)."""
+        how = self.how
+        if self.matrix is not None:
+            total = self._products(x[:, columns], self.matrix[:, columns])
+            return total if scale is None else total * scale
+        last = how.fold in ("last", "codes")
+        scaled = []
+        for group in np.unique(self.groups[columns]):
+            here = columns[self.groups[columns] == group]
+            part, factors = self._group(x[:, here], here, group)
+            if scale is not None and not last:
+                factors = [scale, *factors] if how.fold == "first" else [tree_product([scale, *factors])]
+            scaled.append((part, factors))
+        total = self._joined(scaled)
+        return total * scale if scale is not None and last else total
+
+    def _group(self, x: Array, here: Array, group: int) -> tuple[Array, list[Array]]:
+        """The sum of a group, and what is left to multiply it with."""
+        how = self.how
+        codes, zeros, scale = self.codes[:, here], self.zeros[:, group], self.scale[:, group]
+        factors = [] if self.unscaled else [scale[None, :]]
+        if self.accumulation == "int32":
+            sums, row = x.astype(F64) @ codes.T.astype(F64), x.sum(axis=1, keepdims=True, dtype=F64)
+            if how.late and not how.integer_zeros:
+                return sums.astype(F32) - row.astype(F32) * zeros, factors
+            return (sums - row * zeros).astype(F32), factors
+        if not how.late:
+            return self._products(x, codes - zeros[:, None]), factors
+        if how.scale == "weight" and factors and not self.on_tensor_cores:
+            codes, zeros, factors = codes * scale[:, None], zeros * scale, []
+        sums, row = self._products(x, codes), x.sum(axis=1, keepdims=True, dtype=F32)
+        return multiply_add(-row, zeros[None, :], sums, how.fused), factors
+
+    def _products(self, x: Array, w: Array) -> Array:
+        hopper = self.accumulation in ("e8m13", "e8m13/128")
+        return accumulate(x, w, self.how, self.rng, hopper)
+
+    def _joined(self, scaled: list[tuple[Array, list[Array]]]) -> Array:
+        how = self.how
+        if how.join == "tree" or not how.fused:
+            return joined([tree_product([part, *factors]) for part, factors in scaled], how, self.rng)
+        order = self.rng.permutation(len(scaled)) if how.join == "shuffled" else range(len(scaled))
+        total = np.zeros(scaled[0][0].shape, F32)
+        for i in order:
+            part, factors = scaled[i]
+            *early, final = factors or [np.ones((1, 1), F32)]
+            total = multiply_add(tree_product([part, *early]), final, total, True)
+        return total
+
+
+def tree_product(factors: list[Array]) -> Array:
+    """From the left, each multiplication rounded."""
+    total = factors[0]
+    for factor in factors[1:]:
+        total = total * factor
+    return total
+
+
+def rounded_once(values: Array, dtype: np.dtype[Any]) -> Array:
+    """float64 to 16 bits with one rounding: through float32 rounded to odd, which keeps ties apart."""
+    near = values.astype(F32)
+    toward = np.where(np.abs(near.astype(F64)) > np.abs(values), np.nextafter(near, F32(0)), near)
+    odd = np.where(near == values, near, (toward.view(np.int32) | 1).view(F32))
+    with np.errstate(over="ignore"):
+        return odd.astype(dtype)
+
+
+# ---- the judge over the kernels
+
+
+@dataclass(frozen=True)
+class Judged:
+    """kind: see CorrectKernel.kind. detail: what the judge said where it refused."""
+
+    case: str
+    seed: int
+    kind: str
+    outcome: Outcome
+    worst: float | None
+    elements: int
+    note: str
+    detail: str
+
+
+def strata() -> list[list[Case]]:
+    """The cases that these kernels answer: what differs in operation, recipe, activations, dtype or grouping apart."""
+    found = defaultdict(list)
+    for case in all_cases().values():
+        if case.operation in ("linear", "activation_quantization"):
+            grouping = (case.weight.group_size, case.weight.symmetric, case.act_order)
+            found[case.operation, case.recipe, case.activation.name, case.dtype, grouping].append(case)
+    return list(found.values())
+
+
+def sample(seed: int, count: int) -> Iterator[Case]:
+    """One case of each of so many strata; the next seed goes on where this one ends, in an order of its own."""
+    layers = strata()
+    turns, start = divmod(seed * count, len(layers))
+    for i in range(count):
+        lap, place = divmod(start + i, len(layers))
+        order = np.random.default_rng([1, turns + lap]).permutation(len(layers))
+        layer = layers[order[place]]
+        yield layer[np.random.default_rng([2, seed, i]).integers(len(layer))]
+
+
+def verdict_of(kernel: CorrectKernel, case: Case) -> Verdict:
+    subject = Subject(kernel, case)
+    if case.operation == "linear":
+        problem = linear_problem(case)
+        answer = subject.linear(problem.checkpoint, problem.batches)
+        return decide(case, kernel.name, subject.support(), answer, lambda: LinearGoal(problem, subject.contract))
+    asked = quantization_problem(case)
+    answer = subject.quantize_activation(asked.x, asked.input_scale)
+    return decide(case, kernel.name, subject.support(), answer, lambda: QuantizationGoal(asked, subject.contract))
+
+
+def run_seed(seed: int, count: int) -> list[Judged]:
+    kernel, found = CorrectKernel(seed), []
+    for case in sample(seed, count):
+        if not kernel.supports(case).claimed:
+            continue  # it would compute, and nobody promised what
+        try:
+            verdict = verdict_of(kernel, case)
+        except Exception as error:  # the judge has to have an answer to every correct kernel
+            detail = f"the judge raised {type(error).__name__}: {error}"
+            verdict = Verdict(case.id, kernel.name, Outcome.CRASHES, detail)
+        detail = verdict.detail if verdict.fails else ""
+        worst = verdict.worst if verdict.elements else None
+        found.append(
+            Judged(case.id, seed, kernel.kind(case), verdict.outcome, worst, verdict.elements, verdict.note, detail)
+        )
+    return found
+
+
+def upper_bound(alarms: int, cases: int) -> float:
+    """95 % upper bound of a rate of rare events: the rule of three, 3 / cases, where there was none."""
+    low, high = 0.0, 10.0 + 5 * alarms
+    while high - low > 1e-9 * high:
+        mean = (low + high) / 2
+        no_more = sum(math.exp(i * math.log(mean) - mean - math.lgamma(i + 1)) for i in range(alarms + 1))
+        low, high = (mean, high) if no_more > 0.05 else (low, mean)
+    return high / max(cases, 1)
+
+
+def report_of(seeds: Sequence[int], judged: list[Judged], seconds: float) -> dict[str, Any]:
+    alarms = [j for j in judged if j.outcome is not Outcome.CONFORMS]
+    kernels = {seed: CorrectKernel(seed) for seed in seeds}
+    kinds = defaultdict(list)
+    for j in judged:
+        kinds[j.kind].append(j)
+    return {
+        "seeds": [seeds[0], seeds[-1]],
+        "kernels": len(seeds),
+        "verdicts": dict(Counter(j.outcome.value for j in judged)),
+        "cases": len(judged),
+        "outputs_bounded": sum(j.elements for j in judged),
+        "alarms": [{**asdict(j), "contract": asdict(kernels[j.seed].contract)} for j in alarms],
+        "alarm_rate_at_most": upper_bound(len(alarms), len(judged)),
+        "notes": [{"case": j.case, "seed": j.seed, "note": j.note} for j in judged if j.note],
+        "kinds": {
+            kind: {
+                "cases": len(of),
+                "outputs_bounded": sum(j.elements for j in of),
+                "alarms": sum(j in alarms for j in of),
+                "notes": sum(bool(j.note) for j in of),
+                "worst": max((j.worst for j in of if j.worst is not None), default=None),
+            }
+            for kind, of in sorted(kinds.items())
+        },
+        "contracts": [{"seed": seed, **asdict(kernel.contract)} for seed, kernel in kernels.items()],
+        "seconds": round(seconds, 1),
+    }
+
+
+def show(report: dict[str, Any]) -> None:
+    table = Table(title="correct kernels before the judge")
+    columns = ("kind", "cases", "outputs bounded", "alarms", "notes", "worst fraction of the radius")
+    for column in columns:
+        table.add_column(column, justify="left" if column == columns[0] else "right")
+    for kind, of in report["kinds"].items():
+        worst = "" if of["worst"] is None else f"{of['worst']:.3f}"
+        table.add_row(kind, *(f"{of[k]:,}" for k in ("cases", "outputs_bounded", "alarms", "notes")), worst)
+    console = Console(width=110)
+    console.print(table)
+    for alarm in report["alarms"]:
+        console.print(f"FALSE ALARM seed {alarm['seed']}: {alarm['case']} ({alarm['kind']}): {alarm['detail']}")
+    console.print(
+        f"{report['kernels']} kernels, {report['cases']} cases, {report['outputs_bounded']:,} outputs bounded, "
+        f"{len(report['alarms'])} false alarms (95 %: at most {report['alarm_rate_at_most']:.2g} a case), "
+        f"{len(report['notes'])} notes, {report['seconds']:.0f} s"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=200, help="how many kernels")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--cases", type=int, default=60, help="cases a kernel")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--report", type=Path, help="write the figures as JSON")
+    given = parser.parse_args()
+    seeds = range(given.first, given.first + given.seeds)
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # for the workers: NumPy reads it when it is imported
+    start = time.monotonic()
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(given.workers, mp_context=context) as pool:
+        found = pool.map(run_seed, seeds, [given.cases] * len(seeds))
+        judged = [j for of_seed in found for j in of_seed]
+    report = report_of(seeds, judged, time.monotonic() - start)
+    show(report)
+    if given.report:
+        given.report.parent.mkdir(parents=True, exist_ok=True)
+        given.report.write_text(json.dumps(report, indent=1) + "\n")
+    return 1 if report["alarms"] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
