@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reference.activations import QuantizedActivations, amax, legal_codes
+from reference.activations import (
+    Convention,
+    QuantizedActivations,
+    amax,
+    legal_codes,
+    legal_quantizations,
+    open_tokens,
+)
 from reference.bounds import Expected, Hypothesis
 from reference.formats import ActivationFormat
 from reference.rounding import half_ulps
@@ -169,26 +176,32 @@ def statistics(hypothesis: Hypothesis, expected: Expected, y: Float64Array) -> d
 
 
 def compare_quantizations(
-    x: Array, fmt: ActivationFormat, legal: dict[str, QuantizedActivations], actual: QuantizedActivations
+    x: Array,
+    fmt: ActivationFormat,
+    convention: Convention,
+    actual: QuantizedActivations,
+    input_scale: float | None = None,
 ) -> Comparison:
     """Judge codes and scales against the legal ones of x (M, K) (C63).
 
     One legal order of operations must give all codes and scales. Where none does, scales that are each legal
     and codes that are each legal under their own scale pass with a note.
     """
+    legal = legal_quantizations(x, fmt, convention, input_scale)
     zero = _zeros(x, fmt)
     for name, candidate in legal.items():
         if not _wrong_codes(candidate, actual, zero).any() and not _wrong_scales([candidate], actual, zero).any():
             return Comparison(True, 0.0, name)
     scales = _wrong_scales(list(legal.values()), actual, zero)
     low, high = legal_codes(x, fmt, actual.scale, actual.zero_point)
-    codes = ~((low <= actual.codes) & (actual.codes <= high))
+    plain = next(iter(legal.values()))
+    free = open_tokens(x, fmt, convention, plain)[:, None]
+    codes = np.where(free, ~((low <= actual.codes) & (actual.codes <= high)), actual.codes != plain.codes)
     if zero.any():
         codes &= ~actual.spread(zero)
         codes |= actual.spread(zero) & (actual.dequantized() != 0)
     if not scales.any() and not codes.any():
         return Comparison(True, 0.0, next(iter(legal)), note=UNEXPLAINED)
-    plain = next(iter(legal.values()))
     if scales.any():
         what = f"{int(scales.sum())} of {scales.size} scales are wrong"
         place = tuple(int(i) for i in np.argwhere(scales)[0])

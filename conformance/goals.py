@@ -97,6 +97,22 @@ def _match_arrays(other: Array, actual: Array) -> Match:
 
 
 @dataclass(frozen=True)
+class ExpectedGoal:
+    """The outputs of a checkpoint's layer, within a bound; its failures are located, not named."""
+
+    case: Case
+    weight: QuantizedWeight
+    expected: Expected
+
+    def compare(self, arrays: tuple[Array, ...]) -> Comparison:
+        return compare_to_expected(self.expected, arrays[0])
+
+    def diagnose(self, arrays: tuple[Array, ...], comparison: Comparison) -> Diagnosis:
+        right = distance_in_bounds(self.expected, arrays[0].astype(np.float64))
+        return diagnose(Suspects([], lambda m: None, Match(False, 1.0, right), pattern(comparison, arrays[0])))
+
+
+@dataclass(frozen=True)
 class LinearGoal:
     """The outputs of a linear, within the bound of the backend's contract."""
 
@@ -146,9 +162,9 @@ class QuantizationGoal:
     contract: Contract
 
     def compare(self, arrays: tuple[Array, ...]) -> Comparison:
-        fmt = self.problem.case.activation
-        legal = legal_quantizations(self.problem.x, fmt, self.contract.quantizer, self.problem.input_scale)
-        return compare_quantizations(self.problem.x, fmt, legal, self._actual(arrays))
+        fmt, convention = self.problem.case.activation, self.contract.quantizer
+        actual = self._actual(arrays)
+        return compare_quantizations(self.problem.x, fmt, convention, actual, self.problem.input_scale)
 
     def diagnose(self, arrays: tuple[Array, ...], comparison: Comparison) -> Diagnosis:
         problem, fmt = self.problem, self.problem.case.activation
@@ -166,7 +182,7 @@ class QuantizationGoal:
             return found
 
         where = pattern(comparison, actual.codes)
-        (right,) = (r for r in [legal_quantizations(problem.x, fmt, self.contract.quantizer, problem.input_scale)])
+        right = legal_quantizations(problem.x, fmt, self.contract.quantizer, problem.input_scale)
         nearest = min((_match_codes(r, actual) for r in right.values()), key=lambda m: m.mismatches)
         return diagnose(Suspects(by_stage("quantize"), match, nearest, where))
 

@@ -27,7 +27,7 @@ Convention = Literal["kernel", "compressed-tensors"]
 # Three float32 roundings (scale, its reciprocal, the product) of half an ulp each stay below 2^-22 relative;
 # one more bit covers an inverse of the scale taken from amax.
 CODE_SLACK = 2.0**-21
-# vLLM's per-token fp8 kernel keeps the scale above this (spec of C65).
+# vLLM's per-token fp8 kernel keeps the scale at or above this (C65).
 FP8_TOKEN_FLOOR = 1 / (448.0 * 512.0)
 
 _FP32 = FLOAT_FORMATS["fp32"]
@@ -168,7 +168,7 @@ def open_tokens(
     # Under a scale of 2^e that every order gives exactly, quotients are exact, ties included.
     settled = (largest == divisor(fmt, ways[0]) * plain.scale) & (np.frexp(plain.scale)[0] == 0.5) | (largest == 0)
     for scale in scales:
-        settled &= scale == plain.scale
+        settled &= (scale == plain.scale) | (largest == 0)
     if settled.all():
         return np.zeros(len(x), np.bool_)
     if convention == "compressed-tensors":  # quotients of 16 bits are further apart than the slack

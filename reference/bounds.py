@@ -12,7 +12,7 @@ derives each (C44, C50-C54).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -129,6 +129,31 @@ class Expected:
             return finished, finished
         ends = [self.finish(hypothesis, hypothesis.centre + side * reach) for side in (-1, 1)]
         return np.minimum(*ends), np.maximum(*ends)  # a negative scale turns the ends round
+
+
+def side_by_side(parts: Sequence[Expected]) -> Expected:
+    """One expectation of blocks of output columns, in order. A hypothesis that a block lacks says the same there
+    as the block's first."""
+    names = dict.fromkeys(name for part in parts for name in part.hypotheses)
+    cuts = np.cumsum([part.value.shape[1] for part in parts])[:-1]
+
+    def joined(name: str) -> Hypothesis:
+        own = [part.hypotheses.get(name, next(iter(part.hypotheses.values()))) for part in parts]
+
+        def finish(centre: Float64Array) -> Float64Array:
+            blocks = np.split(centre, cuts, axis=1)
+            return np.hstack([p.finish(h, b) for p, h, b in zip(parts, own, blocks, strict=True)])
+
+        slacks = [np.zeros_like(h.centre) if h.slack is None else h.slack for h in own]
+        return Hypothesis(
+            np.hstack([h.centre for h in own]),
+            np.hstack([h.radius for h in own]),
+            finish if any(h.finish is not None for h in own) else None,
+            np.hstack(slacks),
+        )
+
+    value = np.hstack([part.value for part in parts])
+    return Expected(value, {name: joined(name) for name in names}, parts[0].output)
 
 
 @dataclass(frozen=True)

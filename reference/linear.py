@@ -18,7 +18,6 @@ from reference.activations import (
     legal_codes,
     open_tokens,
     quantizers,
-    spread_groups,
 )
 from reference.bounds import Contract, Expected, Hypothesis, Magnitudes
 from reference.errors import TensorError
@@ -68,7 +67,7 @@ def linear(
         radius = radius * inexact
     slack = None
     if activation.kind != "a16":
-        slack = _flips(calls, first, activation, np.abs(RIGHT.matrix(columns)))
+        slack = _flips(calls, first, activation, contract, np.abs(RIGHT.matrix(columns)))
     found = _hypotheses(calls, quantized, matrices, columns, offset, contract, RIGHT, radius, slack)
     return Expected(ideal, found, output)
 
@@ -321,14 +320,15 @@ def _radius(
 
 
 def _flips(
-    calls: list[Array], first: list[Quantized], fmt: ActivationFormat, weight: Float64Array
+    calls: list[Array], first: list[Quantized], fmt: ActivationFormat, contract: Contract, weight: Float64Array
 ) -> Float64Array | None:
     """sum over k of |highest - lowest legal code| * scale * |w| (M, N), or None where no code can flip (C63)."""
     widths = []
     for x, quantized in zip(calls, first, strict=True):
         assert isinstance(quantized, QuantizedActivations)
         low, high = legal_codes(x, fmt, quantized.scale, quantized.zero_point)
-        widths.append((high - low) * spread_groups(quantized.scale, fmt.group_size, x.shape[1]))
+        free = open_tokens(x, fmt, contract.quantizer, quantized)[:, None]
+        widths.append(free * (high - low) * quantized.spread(quantized.scale))
     width = np.concatenate(widths)
     return width @ weight.T if width.any() else None
 

@@ -1,4 +1,4 @@
-"""Rounding of float64 values to the 8-, 16- and 32-bit floating-point formats (C5, C64).
+"""Rounding of float64 values to the 8-, 16- and 32-bit floating-point formats (C5, C61).
 
 Values stay float64 arrays holding numbers of the named format: the oracle never computes in 16 bits.
 NumPy's and ml_dtypes' own casts are not used here, because float64 to bfloat16 goes through float32 in

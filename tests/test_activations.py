@@ -84,6 +84,8 @@ def activations_of(kind, fmt, dtype, seed, shape=(6, 256)):
     else:
         powers = {"large": 10, "small": -16, "tiny": form.emin + 2, "subnormal": form.emin - 3}
         values *= 2.0 ** powers.get(kind, 0)
+        if kind == "subnormal":  # of tokens below zero, the coarse scale puts the zero point out of range
+            values[1::2] = -np.abs(values[1::2])
     return round_to(values, form).astype(form.dtype)
 
 
@@ -105,9 +107,12 @@ def ties(fmt, rng, shape):
         for start in range(0, shape[1], fmt.group_size if fmt.group_size > 0 else shape[1]):
             top = LARGEST[fmt.kind] + (0 if fmt.kind == "fp8" else rng.choice([0, 0.5], shape[0]))
             values[:, start] = top * rng.choice([-1.0, 1.0], shape[0])
-    elif shape[1] > 1:  # odd zero points tell apart what rounds before and after they are added
-        zero_point = rng.integers(-27, 28, shape[0])
+    elif shape[1] > 1:
+        # Odd zero points tell apart what rounds before and after they are added; halves, under scales that
+        # have no exact reciprocal, what divides and what multiplies.
+        zero_point = rng.integers(-54, 55, shape[0]) / 2
         values[:, 0], values[:, -1] = -128 - zero_point, 127 - zero_point
+        values *= rng.choice([1, 1, 3, 5, 7], (shape[0], 1))
     powers = np.full(shape[0], 1) if fmt.strategy == "tensor" else np.arange(shape[0]) % 7 - 3
     return values * np.exp2(powers)[:, None]
 
@@ -208,7 +213,7 @@ def assert_upstream_agrees(x, fmt, input_scale=None, scale_dtype=torch.float32):
 @pytest.mark.parametrize("kind", KINDS + EXTREMES)
 @of_formats(DYNAMIC)
 def test_dynamic_scales_and_codes_are_upstreams(fmt, kind):
-    for x, _ in problems(fmt, [kind], seeds=3):
+    for x, _ in problems(fmt, [kind], seeds=2):
         assert_upstream_agrees(x, fmt)
 
 
@@ -221,14 +226,14 @@ def test_static_codes_are_upstreams(fmt):
                 assert_upstream_agrees(x, fmt, scale, scale_dtype)
 
 
-@search(100)
+@search(70)
 @given(any_activations(DYNAMIC, KINDS + EXTREMES))
 def test_dynamic_codes_of_anything_are_upstreams(problem):
     fmt, x = problem
     assert_upstream_agrees(x, fmt)
 
 
-@search(60)
+@search(40)
 @given(any_activations(STATIC), st.floats(-20, 4), st.booleans())
 def test_static_codes_under_any_scale_are_upstreams(problem, power, narrow):
     fmt, x = problem
@@ -357,17 +362,48 @@ def assert_kernel_is_legal(kernel, fmt, how, x, scale):
 @pytest.mark.parametrize("name", KERNELS)
 def test_published_formulas_are_legal(name):
     kernel, fmt, how = KERNELS[name]
-    for x, scale in problems(fmt, seeds=6):
+    for x, scale in problems(fmt, seeds=3):
         assert_kernel_is_legal(kernel, fmt, how, x, scale)
 
 
-@search(150)
+@search(80)
 @given(st.data(), st.sampled_from(sorted(KERNELS)), st.integers(0, 2))
 def test_published_formulas_are_legal_for_anything(data, name, seed):
     kernel, fmt, how = KERNELS[name]
     _, x = data.draw(any_activations([fmt]))
     if fmt.symmetric or (x.min(axis=1) < x.max(axis=1)).all():  # a constant token has no asymmetric scale
         assert_kernel_is_legal(kernel, fmt, how, x, scale_for(x, fmt, seed))
+
+
+def in_order(fmt, how):
+    """C63 and C66 as they are written, for a format per token."""
+
+    def kernel(x):
+        q = F32(LARGEST[fmt.kind] if fmt.symmetric else 255)
+        span = widest(x) if fmt.symmetric else x.max(axis=1, keepdims=True) - x.min(axis=1, keepdims=True)
+        scale = span / q if how.scale_by == "divide" else span * (F32(1) / q)
+        scale = np.maximum(scale, F32(how.floor))
+        t = {"divide": x / scale, "reciprocal": x * (F32(1) / scale), "inverse": x * (q / span)}[how.code_by]
+        if fmt.symmetric:
+            return saturated(t, fmt.kind), scale
+        inverse, least = F32(1) / scale, x.min(axis=1, keepdims=True)
+        below = least * inverse if how.code_by == "reciprocal" else least / scale
+        zero_point = np.rint(F32(-128) - below)
+        t = t if how.code_by == "divide" else x * inverse
+        return np.clip(np.rint(t) + zero_point, -128, 127), scale, zero_point
+
+    return kernel
+
+
+@pytest.mark.parametrize("code_by", ["divide", "reciprocal", "inverse"])
+@pytest.mark.parametrize("scale_by", ["divide", "reciprocal"])
+@of_formats([INT8, INT4, FP8_TOKEN, INT8_ASYM])
+def test_every_order_of_the_specification_is_legal(fmt, scale_by, code_by):
+    floors = (0.0, FLOOR) if fmt == FP8_TOKEN and code_by != "inverse" else (0.0,)
+    for floor in floors:
+        how = Quantizer(scale_by=scale_by, code_by=code_by, floor=floor)
+        for x, _ in problems(fmt, shape=(40, 64)):
+            assert_kernel_is_legal(in_order(fmt, how), fmt, how, x, None)
 
 
 def half_away(x):
@@ -408,7 +444,7 @@ OTHERS = {
 @pytest.mark.parametrize("kernel", OTHERS)
 def test_formulas_of_others_are_not_legal(kernel):
     fmt, kind = OTHERS[kernel]
-    for x, _ in problems(fmt, [kind], seeds=3):
+    for x, _ in problems(fmt, [kind], shape=(40, 256)):
         assert not is_legal(x, fmt, run_kernel(kernel, x))
 
 
@@ -430,15 +466,16 @@ def test_legal_quantizations_are_told_apart(fmt, convention):
 # ---- the codes that are legal under a scale
 
 
-@pytest.mark.parametrize("zero_point", [0, 5, -14])
-@of_formats([INT8, INT4, FP8_TOKEN, INT8_ASYM])
+@pytest.mark.parametrize(
+    ("fmt", "zero_point"),
+    [(INT8, 0), (INT4, 0), (FP8_TOKEN, 0), (INT8_ASYM, 0), (INT8_ASYM, 5), (INT8_ASYM, -14)],
+)
 def test_codes_are_open_within_the_slack_of_a_boundary_and_nowhere_else(fmt, zero_point):
     """Counted in rational numbers, up to 20 float32 steps of the scale beside every boundary.
 
     Of integers the last is the one above the lowest code: only below zero are both of its sides codes.
     """
     grid = E4M3_GRID if fmt.kind == "fp8" else np.arange(LARGEST[fmt.kind] + 2)
-    zero_point = 0 if fmt.symmetric else zero_point
     grid = grid[grid < 90] if zero_point else grid
     inner, outer = (np.repeat(side, 41) for side in (grid[:-1], grid[1:]))
     rng = np.random.default_rng(abs(zero_point))
@@ -482,7 +519,7 @@ def test_exact_ties_go_to_the_even_code_yet_both_are_listed(fmt, power):
 def test_codes_of_every_legal_order_are_legal(fmt):
     """Upstream's float32 quotient too; in the dtype of x it strays further than the slack."""
     kinds = KINDS[:-1] if fmt == FP8_TOKEN else KINDS  # see test_scales_of_small_fp8_tokens
-    for x, scale in problems(fmt, kinds, seeds=2):
+    for x, scale in problems(fmt, kinds):
         for _, result in [*results(x, fmt, "kernel", scale), [*results(x, fmt, CONVENTIONS[1], scale)][1]]:
             low, high = legal_codes(x, fmt, result.scale, result.zero_point)
             assert (low <= high).all()
@@ -499,7 +536,8 @@ def test_tokens_that_are_not_open_have_one_legal_result(fmt, convention):
         closed = ~opened[-1]
         for how, other in others:
             assert np.array_equal(other.codes[closed], plain.codes[closed]), how.name
-            assert (np.abs(other.scale - plain.scale) <= 2.0**-22 * plain.scale)[closed].all(), how.name
+            near = np.abs(other.scale - plain.scale) <= 2.0**-22 * plain.scale
+            assert (near | ~alive(x, fmt))[closed].all(), how.name
     assert np.any(opened)
     assert np.all(opened) == (not fmt.symmetric)
 
@@ -560,8 +598,8 @@ def test_zeros_decode_to_zero(fmt, convention):
             for how, result in results(x, fmt, convention, scale_for(x, fmt, 0)):
                 assert np.isfinite(result.scale).all()
                 assert (result.dequantized()[dead] == 0).all()
-                if fmt.symmetric:
-                    assert (result.codes[dead] == 0).all()
+                zero = 0 if fmt.symmetric else result.spread(result.zero_point)
+                assert ((result.codes - zero)[dead] == 0).all()
                 if convention == "kernel":
                     assert (result.scale[~alive(x, fmt)] == F32(how.floor)).all()
 
@@ -592,7 +630,7 @@ def assert_same_results(ours, theirs, rows=slice(None), factor=1.0):
 @of_formats(BY_ROW)
 def test_tokens_do_not_see_each_other(fmt, convention):
     for x, _ in problems(fmt, ["normal", "zero rows", "outliers"]):
-        for row in range(len(x)):
+        for row in (0, 3, 5):
             alone = np.repeat(x[row : row + 1], len(x), axis=0)
             assert_same_results(results(x, fmt, convention), results(alone, fmt, convention), [row])
 

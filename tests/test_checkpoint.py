@@ -851,9 +851,11 @@ class Breaks(Base):
         raise KeyError(case.id)
 
 
-class Everything(Base):
-    def supports(self, case):
-        return Support.yes()
+class Sixteen(Base):
+    '''Skips activation quantization.'''
+
+    def load_linear(self, checkpoint):
+        return super().load_linear(replace(checkpoint, input_activations=None))
 """
 
 
@@ -923,19 +925,27 @@ def test_a_backend_that_needs_what_is_not_installed_ends_with_four(tmp_path: Pat
     assert "which is not installed" in text
 
 
-def test_quantized_activations_are_declined_or_noted(tmp_path: Path, run: Run, mine: Any) -> None:
+def test_quantized_activations_are_judged(tmp_path: Path, run: Run, mine: Any) -> None:
     draft = Draft()
     inputs = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
     draft.quantization["config_groups"]["group_0"]["input_activations"] = inputs
     code, text = run(draft.write(tmp_path / "x"))
     assert code == 0
     assert "w3-g32-asym a-int8: 2 layers" in text
-    assert "planned 6 = conforms 2 + declines 4" in text
-    assert "4 cases: activations are not quantized" in text
-    code, text = run(tmp_path / "x", *mine("Everything"))
+    assert "planned 6 = conforms 6" in text
+    code, text = run(tmp_path / "x", *mine("Sixteen"))
+    assert code == 1
+    assert "planned 6 = conforms 4 + diverges 2" in text  # a single 1 is the same with and without int8
+
+
+def test_static_activations_are_noted(tmp_path: Path, run: Run) -> None:
+    draft = Draft()
+    inputs = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "tensor", "dynamic": False}
+    draft.quantization["config_groups"]["group_0"]["input_activations"] = inputs
+    code, text = run(draft.write(tmp_path / "x"))
     assert code == 0
     assert "planned 2 = conforms 2" in text
-    assert "note a and 1 more: the linear with activations a-int8 is not judged yet" in text
+    assert "note a and 1 more: the linear with activations a-int8-static is not judged yet" in text
 
 
 # ---- blocks, probes and memory
@@ -973,8 +983,8 @@ def test_blocks_add_up_to_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         declared = Contract("any") if dtype == np.float32 and contract.weights == "rounded" else contract
         whole = linear(x, judge.weight, bias, float_format("bf16"), declared)
         assert parts.hypotheses.keys() == whole.hypotheses.keys()
-        for name, centre in whole.hypotheses.items():
-            np.testing.assert_allclose(parts.hypotheses[name], centre, rtol=1e-13, atol=1e-15)
+        for name, hypothesis in whole.hypotheses.items():
+            np.testing.assert_allclose(parts.hypotheses[name].centre, hypothesis.centre, rtol=1e-13, atol=1e-15)
         np.testing.assert_allclose(parts.radius, whole.radius, rtol=1e-13)
     columns = np.array([95, 0, 33])
     readout = judge.readout(columns)

@@ -2,9 +2,9 @@
 
     python tools/correct_kernels.py [--seeds 200] [--first 0] [--cases 60] [--workers 2] [--report FILE.json]
 
-A seed draws a kernel and the contract that it would honestly declare, and a sample of the matrix; the judge that
-judges real backends judges it. Whatever it refuses is a false alarm: exit code 1. The kernels compute in genuine
-float32, float16 and bfloat16; of the oracle they use the checkpoint decoder and nothing that computes.
+A seed draws a kernel, the contract that it would honestly declare and a sample of the matrix. What judges
+real backends judges it, and whatever it refuses is a false alarm: exit code 1. The kernels compute in genuine
+float32, float16 and bfloat16; of the oracle they use what reads a checkpoint and nothing that computes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -30,6 +32,7 @@ from rich.table import Table
 
 from conformance.backend import Checkpoint, Support
 from conformance.cases import Case, all_cases
+from conformance.compare import Trial
 from conformance.data import linear_problem, quantization_problem
 from conformance.goals import LinearGoal, QuantizationGoal
 from conformance.subject import Subject
@@ -41,114 +44,72 @@ from reference.rounding import float_format
 
 Array = npt.NDArray[Any]
 F32, F64 = np.float32, np.float64
-Sum = Callable[[Array, Array], Array]  # x (M, K), w (N, K) -> (M, N), all float32
 E4M3 = ml_dtypes.float8_e4m3fn
 LARGEST = {"int8": F32(127), "int4": F32(7), "fp8": F32(448)}
 FP8_FLOOR = F32(1 / (448 * 512))
+FLOAT32_ORDERS = ("sequential", "permuted", "pairwise", "lanes", "blas")
+EITHER = (False, True)
 
-
-@dataclass(frozen=True)
-class Arithmetic:
-    """What a correct kernel may choose. Its contract is what it says of that."""
-
+# What a correct kernel may choose; what stands there twice is chosen twice as often.
+CHOICES: dict[str, Sequence[Any]] = {
     # the accumulation of products
-    order: str  # sequential, permuted, pairwise, lanes, blas, tensor
-    lanes: int  # accumulators of `lanes`
-    block: int  # products that a tensor core adds at a time
-    fraction: int  # bits below the largest exponent that it keeps
-    fused: bool  # a product and an addition with one rounding
-    split: str  # none, split-k, stream-k
-    parts: int
-    join: str  # how parts and groups come together: ascending, shuffled, tree
+    "order": (*FLOAT32_ORDERS, "tensor", "tensor", "tensor"),
+    "lanes": (2, 4, 8, 32),
+    "block": (4, 8, 16),  # products that a tensor core adds at a time
+    "fraction": (23, 24, 25),  # bits that it keeps below the largest exponent
+    "hopper": ("fp32", "e8m13", "e8m13/128"),  # tensor cores of fp8
+    "fused": EITHER,  # a product and an addition with one rounding
+    "split": ("none", "split-k", "stream-k"),
+    "parts": range(2, 17),
+    "join": ("ascending", "shuffled", "tree"),  # of parts and of groups
     # the operands
-    declared: str  # Contract.weights
-    rounded: tuple[bool, bool]  # 16-bit weights, for 16-bit and for quantized activations
-    scale: str  # "weight": each is scaled in float32; "group": the sum of a group is
-    late: bool  # the zero point is subtracted from the sum of a group
-    stored: bool  # codes as they are stored, not signed
-    fold: str  # the activation scale meets the "codes", comes "first", on the "scales", or "last"
-    integers: str  # Contract.integers
-    int32: bool  # sums of integers are exact inside a group
-    integer_zeros: bool  # and so is their zero point, when it is late
-    hopper: str  # Contract.accumulator: fp8 tensor cores
+    "weights": ("exact", "rounded", "any"),
+    "rounded": ((False, False), (False, True), (True, False), (True, True)),  # 16-bit, quantized activations
+    "scale": ("weight", "group"),  # each weight is scaled in float32, or the sum of a group is
+    "late": EITHER,  # the zero point is subtracted from the sum of a group
+    "stored": EITHER,  # codes as they are stored, or signed
+    "fold": ("codes", "first", "scales", "last"),  # what the activation scale meets, or when
+    "int32": (True, True, True, False),  # sums of integers are exact inside a group
+    "integer_zeros": EITHER,  # and so is a late zero point
+    "integers": ("int32", "int32", "int32", "fp32"),
     # the quantizer
-    quantizer: str  # Contract.quantizer
-    scale_by: str
-    code_by: str
-    quotient16: bool  # compressed-tensors divides in the dtype of x
-    floor: bool
-    zero_scale: float
+    "quantizer": ("kernel", "kernel", "compressed-tensors"),
+    "scale_by": ("divide", "reciprocal"),
+    "code_by": ("divide", "reciprocal", "inverse"),
+    "quotient16": EITHER,  # compressed-tensors divides in the dtype of x
+    "floor": EITHER,  # vLLM's, of fp8 scales
+    "zero_scale": (0.0, 1.0, 2.0**-20),
     # outside the default class
-    epilogue: str  # Contract.epilogue
-    sixteen: bool  # the sum is rounded to 16 bits before channel scale and bias
-    bias_apart: bool  # a rounding of its own before the bias; of partial sums, bias not in the first
-    partial_sums: int
-    zero_point: str  # Contract.zero_point
-    zero_fused: bool
-
-    @property
-    def contract(self) -> Contract:
-        return Contract(
-            self.declared, self.zero_point, self.hopper, self.integers, self.quantizer, self.epilogue,
-            self.partial_sums,
-        )  # fmt: skip
+    "outside": ("",) * 9 + ("epilogue", "partial sums", "epilogue, partial sums", "zero point"),
+    "epilogue": ("16-bit", "16-bit", "any"),
+    "sixteen": EITHER,  # of "any": the sum is rounded to 16 bits before channel scale and bias
+    "bias_apart": EITHER,  # added to what is rounded already
+    "partial_sums": range(2, 9),
+    "zero_fused": EITHER,
+}
 
 
-def drawn(seed: int) -> Arithmetic:
+def drawn(seed: int, **changes: Any) -> SimpleNamespace:
+    """One of each of CHOICES, but for the changes, and made consistent."""
     rng = np.random.default_rng(seed)
+    how = SimpleNamespace(**{name: of[rng.integers(len(of))] for name, of in CHOICES.items()})
+    vars(how).update(changes)
+    how.rounded = {"exact": (False, False), "rounded": (True, True)}.get(how.weights, how.rounded)
+    how.zero_point = "scaled" if "zero point" in how.outside else "integer"
+    how.partial_sums = how.partial_sums if "partial sums" in how.outside else 1
+    how.epilogue = how.epilogue if "epilogue" in how.outside else "once"
+    how.sixteen = how.epilogue == "16-bit" or (how.epilogue == "any" and how.sixteen)
+    if how.rounded[1] or how.zero_point == "scaled":  # no operands of integer or fp8 instructions
+        how.int32, how.hopper = False, "fp32"
+    how.integers = how.integers if how.int32 else "fp32"
+    return how
 
-    def one_of(*choices: Any) -> Any:
-        return choices[rng.integers(len(choices))]
 
-    def chance(p: float) -> bool:
-        return bool(rng.random() < p)
-
-    declared = one_of("exact", "rounded", "any")
-    rounded = tuple(declared == "rounded" or (declared == "any" and chance(0.5)) for _ in range(2))
-    zero_point, epilogue, partial_sums = "integer", "once", 1
-    if chance(0.3):
-        kind = one_of("epilogue", "partial sums", "zero point", "epilogue and partial sums")
-        if "epilogue" in kind:
-            epilogue = one_of("16-bit", "16-bit", "any")
-        if "partial sums" in kind:
-            partial_sums = int(rng.integers(2, 9))
-        if kind == "zero point":
-            zero_point = "scaled"
-    # Weights of 16 bits are no operands of integer or fp8 instructions.
-    plain = not rounded[1] and zero_point == "integer"
-    int32 = plain and chance(0.75)
-    return Arithmetic(
-        order=one_of("sequential", "permuted", "pairwise", "lanes", "blas", "tensor", "tensor", "tensor"),
-        lanes=one_of(2, 4, 8, 32),
-        block=one_of(4, 8, 16),
-        fraction=one_of(23, 24, 25),
-        fused=chance(0.5),
-        split=one_of("none", "split-k", "stream-k"),
-        parts=int(rng.integers(2, 17)),
-        join=one_of("ascending", "shuffled", "tree"),
-        declared=declared,
-        rounded=rounded,
-        scale=one_of("weight", "group"),
-        late=chance(0.5),
-        stored=chance(0.5),
-        fold=one_of("codes", "first", "scales", "last"),
-        integers="int32" if int32 and chance(0.8) else "fp32",
-        int32=int32,
-        integer_zeros=chance(0.5),
-        hopper=one_of("e8m13", "e8m13/128") if plain and chance(0.7) else "fp32",
-        quantizer="kernel" if chance(0.7) else "compressed-tensors",
-        scale_by=one_of("divide", "reciprocal"),
-        code_by=one_of("divide", "reciprocal", "inverse"),
-        quotient16=chance(0.5),
-        floor=chance(0.5),
-        zero_scale=one_of(0.0, 1.0, 2.0**-20),
-        epilogue=epilogue,
-        sixteen=epilogue == "16-bit" or (epilogue == "any" and chance(0.5)),
-        bias_apart=chance(0.5),
-        partial_sums=partial_sums,
-        zero_point=zero_point,
-        zero_fused=chance(0.5),
-    )
+def contract_of(how: SimpleNamespace) -> Contract:
+    return Contract(
+        weights=how.weights, zero_point=how.zero_point, accumulator=how.hopper, integers=how.integers,
+        quantizer=how.quantizer, epilogue=how.epilogue, partial_sums=how.partial_sums,
+    )  # fmt: skip
 
 
 # ---- accumulation: sums of products in float32
@@ -213,17 +174,22 @@ def tree(parts: Sequence[Array]) -> Array:
     return parts[0]
 
 
-def joined(parts: list[Array], how: Arithmetic, rng: np.random.Generator) -> Array:
+def joined(
+    parts: list[Array], how: SimpleNamespace, rng: np.random.Generator, factors: list[Array] | None = None
+) -> Array:
+    """The sum of the parts, each multiplied with its factor first."""
+    if factors and not (how.fused and how.join != "tree"):
+        parts, factors = [p * f for p, f in zip(parts, factors, strict=True)], None
     if how.join == "tree":
         return tree(parts)
     order = rng.permutation(len(parts)) if how.join == "shuffled" else range(len(parts))
     total = np.zeros_like(parts[0])
     for i in order:
-        total = total + parts[i]
+        total = multiply_add(parts[i], factors[i], total, True) if factors else total + parts[i]
     return total
 
 
-def core(how: Arithmetic, hopper: bool) -> Sum:
+def core(how: SimpleNamespace, hopper: bool) -> Callable[[Array, Array], Array]:
     """The innermost accumulation, which nothing splits."""
     if hopper:
         promote = 128 if how.hopper == "e8m13/128" else 0
@@ -235,12 +201,14 @@ def core(how: Arithmetic, hopper: bool) -> Sum:
     if how.order == "blas":
         return lambda x, w: x @ w.T
     if how.order == "lanes":
-        lanes = how.lanes
-        return lambda x, w: tree([sequential(x[:, i::lanes], w[:, i::lanes], how.fused) for i in range(lanes)])
+        every = [slice(i, None, how.lanes) for i in range(how.lanes)]
+        return lambda x, w: tree([sequential(x[:, i], w[:, i], how.fused) for i in every])
     return lambda x, w: sequential(x, w, how.fused)
 
 
-def accumulate(x: Array, w: Array, how: Arithmetic, rng: np.random.Generator, hopper: bool = False) -> Array:
+def accumulate(
+    x: Array, w: Array, how: SimpleNamespace, rng: np.random.Generator, hopper: bool = False
+) -> Array:
     k, inner = x.shape[1], core(how, hopper)
     if how.order == "permuted":
         order = rng.permutation(k)
@@ -262,7 +230,7 @@ def accumulate(x: Array, w: Array, how: Arithmetic, rng: np.random.Generator, ho
 
 
 def quantize(
-    how: Arithmetic, x: Array, fmt: ActivationFormat, input_scale: float | None
+    how: SimpleNamespace, x: Array, fmt: ActivationFormat, input_scale: float | None
 ) -> tuple[Array, Array, Array | None]:
     """Codes and scales in float32, and zero points of an asymmetric format."""
     if not fmt.symmetric:
@@ -311,7 +279,7 @@ def _per_column(values: Array, size: int, x: Array) -> Array:
     return np.repeat(values, size, axis=1) if values.shape[1] * size == x.shape[1] else values
 
 
-def _quantize_asymmetric(how: Arithmetic, x: Array) -> tuple[Array, Array, Array | None]:
+def _quantize_asymmetric(how: SimpleNamespace, x: Array) -> tuple[Array, Array, Array | None]:
     kernel = how.quantizer == "kernel"
     kind = np.dtype(F32) if kernel else x.dtype
     values = x.astype(kind)
@@ -322,7 +290,8 @@ def _quantize_asymmetric(how: Arithmetic, x: Array) -> tuple[Array, Array, Array
     span = greatest - least
     by_reciprocal = kernel and how.scale_by == "reciprocal"
     scale = span * (kind.type(1) / steps) if by_reciprocal else span / steps
-    scale = np.where(scale == 0, kind.type(how.zero_scale or 1) if kernel else ml_dtypes.finfo(kind).eps, scale)
+    zero = kind.type(how.zero_scale or 1) if kernel else ml_dtypes.finfo(kind).eps
+    scale = np.where(scale == 0, zero, scale)
     if not kernel:
         zero = low - least / scale
         quotient = kind if how.quotient16 else np.dtype(F32)
@@ -344,15 +313,16 @@ class CorrectKernel:
     arrays = "numpy"
 
     def __init__(self, seed: int, **changes: Any) -> None:
-        self.name = f"correct-{seed}"
-        self.seed = seed
-        self.how = replace(drawn(seed), **changes)
-        self.contract = self.how.contract
+        self.name, self.seed = f"correct-{seed}", seed
+        self.how = drawn(seed, **changes)
+        self.contract = contract_of(self.how)
 
     def supports(self, case: Case) -> Support:
-        late_scale = self.how.sixteen and case.weight.strategy == "channel" and case.dtype == "fp16"
-        if case.operation == "linear" and late_scale and case.recipe in ("magnitudes", "trained"):
-            return Support.no("a sum that is not yet scaled may be too large for float16")
+        unscaled = self.how.sixteen and case.weight.strategy == "channel"
+        large = case.recipe == "integers" and self.how.partial_sums > 1
+        large |= unscaled and case.recipe in ("integers", "magnitudes", "trained")
+        if case.operation == "linear" and case.dtype == "fp16" and large:
+            return Support.no("a sum may be too large for float16 where the output is not")
         return Support.yes()
 
     def dequantize(self, checkpoint: Checkpoint) -> Array:
@@ -399,7 +369,7 @@ class CorrectKernel:
 
 
 class Layer:
-    def __init__(self, kernel: CorrectKernel, checkpoint: Checkpoint, how: Arithmetic) -> None:
+    def __init__(self, kernel: CorrectKernel, checkpoint: Checkpoint, how: SimpleNamespace) -> None:
         fmt = WeightFormat.from_quantization_args(checkpoint.weights)
         weight = layout("ct-dense-le-v1").decode(checkpoint.tensors, fmt)
         self.activation = ActivationFormat.from_quantization_args(checkpoint.input_activations)
@@ -414,7 +384,7 @@ class Layer:
         self.bias = None if bias is None else bias.astype(F32)
         self.accumulation = kernel.accumulation(fmt, self.activation)
         self.unscaled = how.sixteen and fmt.strategy == "channel"  # until after the rounding to 16 bits
-        self.on_tensor_cores = self.accumulation not in ("sequential", "permuted", "pairwise", "lanes", "blas")
+        self.on_tensor_cores = self.accumulation not in FLOAT32_ORDERS
         self.matrix = self._matrix()
 
     def _matrix(self) -> Array | None:
@@ -473,57 +443,38 @@ class Layer:
         if self.matrix is not None:
             total = self._products(x[:, columns], self.matrix[:, columns])
             return total if scale is None else total * scale
-        last = how.fold in ("last", "codes")
-        scaled = []
+        parts, factors = [], []
         for group in np.unique(self.groups[columns]):
             here = columns[self.groups[columns] == group]
-            part, factors = self._group(x[:, here], here, group)
-            if scale is not None and not last:
-                factors = [scale, *factors] if how.fold == "first" else [tree_product([scale, *factors])]
-            scaled.append((part, factors))
-        total = self._joined(scaled)
-        return total * scale if scale is not None and last else total
+            part, factor = self._group(x[:, here], here, group)
+            if scale is not None and how.fold == "first":
+                part = part * scale
+            elif scale is not None and how.fold == "scales":
+                factor = scale * factor
+            parts.append(part)
+            factors.append(factor)
+        total = joined(parts, how, self.rng, factors)
+        return total * scale if scale is not None and how.fold in ("last", "codes") else total
 
-    def _group(self, x: Array, here: Array, group: int) -> tuple[Array, list[Array]]:
+    def _group(self, x: Array, here: Array, group: int) -> tuple[Array, Array]:
         """The sum of a group, and what is left to multiply it with."""
-        how = self.how
+        how, one = self.how, np.ones((1, 1), F32)
         codes, zeros, scale = self.codes[:, here], self.zeros[:, group], self.scale[:, group]
-        factors = [] if self.unscaled else [scale[None, :]]
+        factor = one if self.unscaled else scale[None, :]
         if self.accumulation == "int32":
             sums, row = x.astype(F64) @ codes.T.astype(F64), x.sum(axis=1, keepdims=True, dtype=F64)
             if how.late and not how.integer_zeros:
-                return sums.astype(F32) - row.astype(F32) * zeros, factors
-            return (sums - row * zeros).astype(F32), factors
+                return sums.astype(F32) - row.astype(F32) * zeros, factor
+            return (sums - row * zeros).astype(F32), factor
         if not how.late:
-            return self._products(x, codes - zeros[:, None]), factors
-        if how.scale == "weight" and factors and not self.on_tensor_cores:
-            codes, zeros, factors = codes * scale[:, None], zeros * scale, []
+            return self._products(x, codes - zeros[:, None]), factor
+        if how.scale == "weight" and not self.unscaled and not self.on_tensor_cores:
+            codes, zeros, factor = codes * scale[:, None], zeros * scale, one
         sums, row = self._products(x, codes), x.sum(axis=1, keepdims=True, dtype=F32)
-        return multiply_add(-row, zeros[None, :], sums, how.fused), factors
+        return multiply_add(-row, zeros[None, :], sums, how.fused), factor
 
     def _products(self, x: Array, w: Array) -> Array:
-        hopper = self.accumulation in ("e8m13", "e8m13/128")
-        return accumulate(x, w, self.how, self.rng, hopper)
-
-    def _joined(self, scaled: list[tuple[Array, list[Array]]]) -> Array:
-        how = self.how
-        if how.join == "tree" or not how.fused:
-            return joined([tree_product([part, *factors]) for part, factors in scaled], how, self.rng)
-        order = self.rng.permutation(len(scaled)) if how.join == "shuffled" else range(len(scaled))
-        total = np.zeros(scaled[0][0].shape, F32)
-        for i in order:
-            part, factors = scaled[i]
-            *early, final = factors or [np.ones((1, 1), F32)]
-            total = multiply_add(tree_product([part, *early]), final, total, True)
-        return total
-
-
-def tree_product(factors: list[Array]) -> Array:
-    """From the left, each multiplication rounded."""
-    total = factors[0]
-    for factor in factors[1:]:
-        total = total * factor
-    return total
+        return accumulate(x, w, self.how, self.rng, self.accumulation.startswith("e8m13"))
 
 
 def rounded_once(values: Array, dtype: np.dtype[Any]) -> Array:
@@ -540,7 +491,9 @@ def rounded_once(values: Array, dtype: np.dtype[Any]) -> Array:
 
 @dataclass(frozen=True)
 class Judged:
-    """kind: see CorrectKernel.kind. detail: what the judge said where it refused."""
+    """kind: see CorrectKernel.kind. worst: the largest error as a fraction of the radius, under the
+    hypothesis that fits best; None without a radius. elements: outputs that were bounded. detail: what the
+    judge said where it refused."""
 
     case: str
     seed: int
@@ -552,8 +505,9 @@ class Judged:
     detail: str
 
 
+@cache
 def strata() -> list[list[Case]]:
-    """The cases that these kernels answer: what differs in operation, recipe, activations, dtype or grouping apart."""
+    """Cases that differ in operation, recipe, activations, dtype or grouping are apart."""
     found = defaultdict(list)
     for case in all_cases().values():
         if case.operation in ("linear", "activation_quantization"):
@@ -563,47 +517,47 @@ def strata() -> list[list[Case]]:
 
 
 def sample(seed: int, count: int) -> Iterator[Case]:
-    """One case of each of so many strata; the next seed goes on where this one ends, in an order of its own."""
-    layers = strata()
-    turns, start = divmod(seed * count, len(layers))
-    for i in range(count):
-        lap, place = divmod(start + i, len(layers))
-        order = np.random.default_rng([1, turns + lap]).permutation(len(layers))
-        layer = layers[order[place]]
-        yield layer[np.random.default_rng([2, seed, i]).integers(len(layer))]
+    """A case of each of so many strata. The next seed goes on where this one ends: all get their turn."""
+    rng = np.random.default_rng([seed, 1])
+    for turn in range(seed * count, (seed + 1) * count):
+        lap, place = divmod(turn, len(strata()))
+        stratum = strata()[np.random.default_rng([lap, 2]).permutation(len(strata()))[place]]
+        yield stratum[rng.integers(len(stratum))]
 
 
-def verdict_of(kernel: CorrectKernel, case: Case) -> Verdict:
-    subject = Subject(kernel, case)
-    if case.operation == "linear":
-        problem = linear_problem(case)
-        answer = subject.linear(problem.checkpoint, problem.batches)
-        return decide(case, kernel.name, subject.support(), answer, lambda: LinearGoal(problem, subject.contract))
-    asked = quantization_problem(case)
-    answer = subject.quantize_activation(asked.x, asked.input_scale)
-    return decide(case, kernel.name, subject.support(), answer, lambda: QuantizationGoal(asked, subject.contract))
+def judged(kernel: CorrectKernel, case: Case) -> Judged:
+    """What the suites do with a case, without pytest."""
+    subject, worst = Subject(kernel, case), None
+    try:
+        if case.operation == "linear":
+            problem = linear_problem(case)
+            answer = subject.linear(problem.checkpoint, problem.batches)
+            goal: Any = LinearGoal(problem, subject.contract)
+        else:
+            question = quantization_problem(case)
+            answer = subject.quantize_activation(question.x, question.input_scale)
+            goal = QuantizationGoal(question, subject.contract)
+        verdict = decide(case, kernel.name, subject.support(), answer, lambda: goal)
+        if case.operation == "linear" and verdict.elements and answer and answer.arrays:
+            expected, y = problem.expected(subject.contract), answer.arrays[0].astype(F64)
+            worst = min(Trial(name, h, expected, y).worst() for name, h in expected.hypotheses.items())
+            worst = worst if worst < 1e9 else None  # something infinite
+    except Exception as error:  # the judge has to have an answer to every correct kernel
+        detail = f"the judge raised {type(error).__name__}: {error}"
+        verdict = Verdict(case.id, kernel.name, Outcome.CRASHES, detail)
+    detail = verdict.detail if verdict.fails else ""
+    kind = kernel.kind(case)
+    return Judged(case.id, kernel.seed, kind, verdict.outcome, worst, verdict.elements, verdict.note, detail)
 
 
 def run_seed(seed: int, count: int) -> list[Judged]:
-    kernel, found = CorrectKernel(seed), []
-    for case in sample(seed, count):
-        if not kernel.supports(case).claimed:
-            continue  # it would compute, and nobody promised what
-        try:
-            verdict = verdict_of(kernel, case)
-        except Exception as error:  # the judge has to have an answer to every correct kernel
-            detail = f"the judge raised {type(error).__name__}: {error}"
-            verdict = Verdict(case.id, kernel.name, Outcome.CRASHES, detail)
-        detail = verdict.detail if verdict.fails else ""
-        worst = verdict.worst if verdict.elements else None
-        found.append(
-            Judged(case.id, seed, kernel.kind(case), verdict.outcome, worst, verdict.elements, verdict.note, detail)
-        )
-    return found
+    """What the kernel declines it is not asked: it would compute, and nobody promised what."""
+    kernel = CorrectKernel(seed)
+    return [judged(kernel, case) for case in sample(seed, count) if kernel.supports(case).claimed]
 
 
 def upper_bound(alarms: int, cases: int) -> float:
-    """95 % upper bound of a rate of rare events: the rule of three, 3 / cases, where there was none."""
+    """95 % upper bound of the rate of rare events; where there was none, the rule of three: 3 / cases."""
     low, high = 0.0, 10.0 + 5 * alarms
     while high - low > 1e-9 * high:
         mean = (low + high) / 2
@@ -612,53 +566,51 @@ def upper_bound(alarms: int, cases: int) -> float:
     return high / max(cases, 1)
 
 
-def report_of(seeds: Sequence[int], judged: list[Judged], seconds: float) -> dict[str, Any]:
-    alarms = [j for j in judged if j.outcome is not Outcome.CONFORMS]
-    kernels = {seed: CorrectKernel(seed) for seed in seeds}
-    kinds = defaultdict(list)
-    for j in judged:
-        kinds[j.kind].append(j)
+def summary(of: list[Judged]) -> dict[str, Any]:
+    alarms = sum(j.outcome is not Outcome.CONFORMS for j in of)
     return {
-        "seeds": [seeds[0], seeds[-1]],
+        "cases": len(of),
+        "outputs_bounded": sum(j.elements for j in of),
+        "alarms": alarms,
+        "notes": sum(bool(j.note) for j in of),
+        "alarm_rate_at_most": float(f"{upper_bound(alarms, len(of)):.3g}"),
+        "worst": max((round(j.worst, 4) for j in of if j.worst is not None), default=None),
+    }
+
+
+def report_of(seeds: Sequence[int], found: list[Judged]) -> dict[str, Any]:
+    contracts = {seed: asdict(CorrectKernel(seed).contract) for seed in seeds}
+    kinds = defaultdict(list)
+    for j in found:
+        kinds[j.kind].append(j)
+    alarms = [j for j in found if j.outcome is not Outcome.CONFORMS]
+    return {
         "kernels": len(seeds),
-        "verdicts": dict(Counter(j.outcome.value for j in judged)),
-        "cases": len(judged),
-        "outputs_bounded": sum(j.elements for j in judged),
-        "alarms": [{**asdict(j), "contract": asdict(kernels[j.seed].contract)} for j in alarms],
-        "alarm_rate_at_most": upper_bound(len(alarms), len(judged)),
-        "notes": [{"case": j.case, "seed": j.seed, "note": j.note} for j in judged if j.note],
-        "kinds": {
-            kind: {
-                "cases": len(of),
-                "outputs_bounded": sum(j.elements for j in of),
-                "alarms": sum(j in alarms for j in of),
-                "notes": sum(bool(j.note) for j in of),
-                "worst": max((j.worst for j in of if j.worst is not None), default=None),
-            }
-            for kind, of in sorted(kinds.items())
-        },
-        "contracts": [{"seed": seed, **asdict(kernel.contract)} for seed, kernel in kernels.items()],
-        "seconds": round(seconds, 1),
+        "verdicts": dict(Counter(j.outcome.value for j in found)),
+        "all": summary(found),
+        "kinds": {kind: summary(of) for kind, of in sorted(kinds.items())},
+        "alarms": [{**asdict(j), "contract": contracts[j.seed]} for j in alarms],
+        "notes": [{"case": j.case, "seed": j.seed, "note": j.note} for j in found if j.note],
+        "contracts": [{"seed": seed, **contract} for seed, contract in contracts.items()],
     }
 
 
 def show(report: dict[str, Any]) -> None:
     table = Table(title="correct kernels before the judge")
-    columns = ("kind", "cases", "outputs bounded", "alarms", "notes", "worst fraction of the radius")
-    for column in columns:
-        table.add_column(column, justify="left" if column == columns[0] else "right")
-    for kind, of in report["kinds"].items():
-        worst = "" if of["worst"] is None else f"{of['worst']:.3f}"
-        table.add_row(kind, *(f"{of[k]:,}" for k in ("cases", "outputs_bounded", "alarms", "notes")), worst)
+    table.add_column("")
+    columns = ("cases", "outputs_bounded", "alarms", "notes", "worst")
+    for name in columns:
+        table.add_column(name.replace("_", " "), justify="right")
+    for kind, of in [*report["kinds"].items(), ("all", report["all"])]:
+        table.add_row(kind, *("" if of[name] is None else f"{of[name]:,}" for name in columns))
     console = Console(width=110)
     console.print(table)
     for alarm in report["alarms"]:
-        console.print(f"FALSE ALARM seed {alarm['seed']}: {alarm['case']} ({alarm['kind']}): {alarm['detail']}")
-    console.print(
-        f"{report['kernels']} kernels, {report['cases']} cases, {report['outputs_bounded']:,} outputs bounded, "
-        f"{len(report['alarms'])} false alarms (95 %: at most {report['alarm_rate_at_most']:.2g} a case), "
-        f"{len(report['notes'])} notes, {report['seconds']:.0f} s"
-    )
+        console.print(
+            f"FALSE ALARM seed {alarm['seed']}, {alarm['kind']}: {alarm['case']}: {alarm['detail']}"
+        )
+    rate, seconds = report["all"]["alarm_rate_at_most"], report["seconds"]
+    console.print(f"{report['kernels']} kernels, {seconds} s; 95 %: at most {rate:.2g} false alarms a case")
 
 
 def main() -> int:
@@ -672,13 +624,13 @@ def main() -> int:
     parser.add_argument("--report", type=Path, help="write the figures as JSON")
     given = parser.parse_args()
     seeds = range(given.first, given.first + given.seeds)
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # for the workers: NumPy reads it when it is imported
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # of a worker, whose NumPy reads it when it is imported
     start = time.monotonic()
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(given.workers, mp_context=context) as pool:
-        found = pool.map(run_seed, seeds, [given.cases] * len(seeds))
-        judged = [j for of_seed in found for j in of_seed]
-    report = report_of(seeds, judged, time.monotonic() - start)
+    with ProcessPoolExecutor(given.workers, multiprocessing.get_context("spawn")) as pool:
+        found = [j for of in pool.map(run_seed, seeds, [given.cases] * len(seeds)) for j in of]
+    command = ["python", "tools/correct_kernels.py", "--first", str(given.first)]
+    command += ["--seeds", str(given.seeds), "--cases", str(given.cases)]
+    report = {"command": command, "seconds": round(time.monotonic() - start), **report_of(seeds, found)}
     show(report)
     if given.report:
         given.report.parent.mkdir(parents=True, exist_ok=True)

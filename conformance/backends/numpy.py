@@ -23,14 +23,17 @@ from reference.weights import QuantizedWeight
 
 
 class NumpyBackend:
+    name = "numpy"
     arrays = "numpy"
+    semantics = RIGHT
+    contract = Contract(weights="rounded")
 
-    def __init__(
-        self, name: str = "numpy", semantics: Semantics = RIGHT, contract: Contract | None = None
-    ) -> None:
-        self.name = name
-        self.semantics = semantics
-        self.contract = contract or Contract(weights="rounded")
+    @classmethod
+    def of(cls, name: str, semantics: Semantics, contract: Contract | None = None) -> NumpyBackend:
+        """The same with other semantics."""
+        made = cls()
+        made.name, made.semantics, made.contract = name, semantics, contract or cls.contract
+        return made
 
     def supports(self, case: Case) -> Support:
         return Support.yes()

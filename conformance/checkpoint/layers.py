@@ -3,7 +3,8 @@
 | probe      | asks                                         | judged                                     |
 | ---------- | -------------------------------------------- | ------------------------------------------ |
 | dequantize | the whole matrix                             | exactly                                    |
-| onehot     | single columns through the kernel, no bias   | exactly: one rounding of (q - z) * s       |
+| onehot     | single columns through the kernel, no bias   | exactly: one rounding of (q - z) * s;      |
+|            |                                              | within the bound for quantized activations |
 | random     | normal activations, with the layer's bias    | within the bound                           |
 
 The oracle's float64 copies are made for a block of output rows at a time.
@@ -23,14 +24,16 @@ from conformance.cases import Case
 from conformance.checkpoint.folder import Array
 from conformance.checkpoint.wellformed import Layer
 from conformance.data import generator
+from conformance.goals import ArrayGoal, ExpectedGoal, Goal, dequantize_goal
 from conformance.judge import Judge
 from conformance.subject import Answer, Subject
 from conformance.verdict import Outcome, Verdict
-from reference.bounds import Contract, Expected
+from reference.bounds import Contract, Expected, Hypothesis, side_by_side
 from reference.formats import ActivationFormat, WeightFormat
 from reference.layouts import layout
-from reference.linear import linear, unsigned_columns
+from reference.linear import linear
 from reference.rounding import float_format, round_to
+from reference.semantics import columns_of
 from reference.weights import QuantizedWeight, dequantize, dequantize_exact
 
 PROBES = ("dequantize", "onehot", "random")
@@ -66,7 +69,7 @@ def cases(layer: Layer) -> list[LayerCase]:
 
 def unjudged(case: Case, backend: Backend) -> str | None:
     """Why the oracle has no expectation of a case that the backend claims, or None."""
-    if case.activation.kind == "a16":
+    if case.activation.dynamic:
         return None
     try:
         claimed = Subject(backend, case).support().claimed
@@ -93,7 +96,7 @@ class LayerJudge:
         try:
             if case.recipe == "dequantize":
                 self._dequantize(judge)
-            elif case.activation.kind != "a16":
+            elif not case.activation.dynamic:
                 judge(None, _nothing)
             elif case.recipe == "onehot":
                 self._onehot(judge, case)
@@ -109,14 +112,15 @@ class LayerJudge:
     def _dequantize(self, judge: Judge) -> None:
         answer = judge.subject.dequantize(self.checkpoint)
         blocks = list(_blocks(self.weight))
-        if answer is None or answer.array is None or len(blocks) == 1:
-            judge(answer, lambda: dequantize(self.weight))
+        if answer is None or answer.arrays is None or len(blocks) == 1:
+            judge(answer, lambda: dequantize_goal(judge.subject.case, self.weight, dequantize(self.weight)))
             return
+        (matrix,) = answer.arrays
         seconds = answer.seconds
         for rows, block in blocks:
-            part = Answer(array=answer.array[rows], seconds=seconds)
+            part = Answer((matrix[rows],), seconds=seconds)
             step = f"rows {rows.start}..{rows.stop - 1}, counted from the first of them"
-            judge(part, partial(dequantize, block), step)
+            judge(part, partial(_dequantize_goal, judge.subject.case, block), step)
             seconds = 0.0
             if judge.verdict is None or judge.verdict.fails:
                 return
@@ -127,7 +131,11 @@ class LayerJudge:
         x = np.zeros((len(columns), case.k), float_format(case.dtype).dtype)
         x[np.arange(len(columns)), columns] = 1
         answer = judge.subject.linear(replace(self.checkpoint, tensors=tensors), np.array_split(x, 2))
-        judge(answer, lambda: self.readout(columns))
+        if case.activation.kind == "a16":
+            judge(answer, lambda: ExpectedGoal(case, self.weight, self.readout(columns)))
+        else:
+            contract = judge.subject.contract
+            judge(answer, lambda: ExpectedGoal(case, self.weight, self.product(x, None, contract)))
 
     def _random(self, judge: Judge, case: LayerCase) -> None:
         form = float_format(case.dtype)
@@ -135,7 +143,8 @@ class LayerJudge:
         x = round_to(drawn, form).astype(form.dtype)
         answer = judge.subject.linear(self.checkpoint, np.split(x, 2))
         bias = self.checkpoint.tensors.get("bias")
-        judge(answer, lambda: self.product(x, bias, judge.subject.contract))
+        contract = judge.subject.contract
+        judge(answer, lambda: ExpectedGoal(case, self.weight, self.product(np.split(x, 2), bias, contract)))
 
     def readout(self, columns: npt.NDArray[np.int64]) -> Expected:
         """The expected values of single columns, a row each (len(columns), N).
@@ -147,11 +156,11 @@ class LayerJudge:
         value = dequantize_exact(weight).T
         radius = np.zeros(value.shape)
         if self._wide:
-            codes, zero_points, scales = unsigned_columns(weight)
-            radius = 2.0**-23 * np.abs((codes + zero_points) * scales).T
-        return Expected({"(q - z) * s": value}, radius, float_format(self.layer.dtype))
+            columns_read = columns_of(weight, float_format(self.layer.dtype))
+            radius = 2.0**-23 * np.abs((columns_read.u + columns_read.u_z) * columns_read.scale).T
+        return Expected(value, {"(q - z) * s": Hypothesis(value, radius)}, float_format(self.layer.dtype))
 
-    def product(self, x: Array, bias: Array | None, contract: Contract) -> Expected:
+    def product(self, x: Array | list[Array], bias: Array | None, contract: Contract) -> Expected:
         """The expected output (M, N), put together from blocks of output columns.
 
         What materializes a weight in the scale's dtype has not rounded it to 16 bits when the scale is a
@@ -163,11 +172,9 @@ class LayerJudge:
         parts = []
         for rows, block in _blocks(self.weight):
             own = None if bias is None else bias[rows]
-            parts.append(linear(x, block, own, output, contract))
-        names = max((p.hypotheses for p in parts), key=len)
-        # A block where a hypothesis is missing is one where it says the same as the first.
-        hypotheses = {n: np.hstack([p.hypotheses.get(n, p.value) for p in parts]) for n in names}
-        return Expected(hypotheses, np.hstack([p.radius for p in parts]), output)
+            activation = self.layer.scheme.activation or ActivationFormat()
+            parts.append(linear(x, block, own, output, contract, activation))
+        return side_by_side(parts)
 
     @property
     def _wide(self) -> bool:
@@ -205,5 +212,9 @@ def _columns(weight: QuantizedWeight, columns: npt.NDArray[np.int64]) -> Quantiz
     return QuantizedWeight(fmt, weight.codes[:, columns], spread(weight.scale), zero_point)
 
 
-def _nothing() -> Expected:
+def _dequantize_goal(case: Case, block: QuantizedWeight) -> ArrayGoal:
+    return dequantize_goal(case, block, dequantize(block))
+
+
+def _nothing() -> Goal:
     raise AssertionError("a declined case is compared with nothing")

@@ -32,7 +32,7 @@ def linear_activations(
         return [np.zeros((case.m, case.k))] * 2
     if case.recipe in ("random", "trained", "zero-scale"):
         return [round_to(x, target) for x in _drawn(case, rng)]
-    codes = _exact_values(case, weight, rng)
+    codes = _exact_values(case, weight, rng, anchor)
     if case.activation.kind == "a16":
         if case.recipe == "magnitudes":
             codes = [c * e for c, e in zip(codes, _token_powers(case, rng), strict=True)]
@@ -59,12 +59,14 @@ def _drawn(case: Case, rng: np.random.Generator) -> Float64Array:
     return drawn
 
 
-def _exact_values(case: Case, weight: QuantizedWeight, rng: np.random.Generator) -> list[Float64Array]:
+def _exact_values(
+    case: Case, weight: QuantizedWeight, rng: np.random.Generator, anchor: int | None
+) -> list[Float64Array]:
     """Integers (M, K), which are the codes where activations are quantized."""
     m, k = case.m, case.k
     if case.recipe in ("identity", "scales"):
         values = (1.0, -2.0 if case.recipe == "identity" else -1.0)
-        return [_one_hot(m, case, rng) * value for value in values]
+        return [_one_hot(m, case, rng, anchor) * value for value in values]
     signs = rng.choice([-1.0, 1.0], (2, m, k))
     if case.recipe == "magnitudes":
         return [*signs]
@@ -74,8 +76,11 @@ def _exact_values(case: Case, weight: QuantizedWeight, rng: np.random.Generator)
 def _token_powers(case: Case, rng: np.random.Generator) -> list[Float64Array]:
     """A power of two for each token and batch, (M, 1) each; neighbours and batches never share one."""
     token = np.arange(case.m)[:, None] + rng.integers(4)
+    if case.recipe != "magnitudes" and case.activation.kind == "fp8":
+        # Floating-point codes look alike under scales 2^e apart, until they are too small: 2^13 and more.
+        return [np.exp2(np.where(token % 2 == side, 3.0 + side, side - 10.0)) for side in (0, 1)]
     if case.recipe != "magnitudes":
-        return [np.exp2(token % 4 - 2.0), np.exp2((token + 2) % 4 + 1.0)]
+        return [np.exp2(token % 4 - 4.0), np.exp2(token % 4.0)]
     if case.activation.kind == "fp8":  # scales below 2^-17 are legally floored (C65)
         low, high = -7, 7 if case.dtype == "fp16" else 40
     elif case.activation.kind == "a16":
@@ -89,12 +94,10 @@ def _beside_codes(codes: Float64Array, fmt: ActivationFormat, rng: np.random.Gen
     """Values a quarter of a step off their codes: what does not quantize computes something else."""
     if fmt.kind == "fp8":
         codes = round_to(codes, E4M3)
-        below, _ = half_ulps(np.abs(codes), E4M3)
-        step = 2 * below
-    else:
-        step = np.ones_like(codes)
+        _, above = half_ulps(np.abs(codes), E4M3)
+        return codes + np.sign(codes) * 0.75 * above
     side = rng.choice([-0.25, 0.25], codes.shape)
-    return np.where(codes == 0, 0.0, codes + side * step)
+    return np.where(codes == 0, 0.0, codes + side)
 
 
 def add_ties(batch: Float64Array, fmt: ActivationFormat, rng: np.random.Generator, share: float) -> Float64Array:
@@ -110,8 +113,9 @@ def add_ties(batch: Float64Array, fmt: ActivationFormat, rng: np.random.Generato
     return np.where(chosen, tie, batch)
 
 
-def _one_hot(m: int, case: Case, rng: np.random.Generator) -> Float64Array:
-    """Tokens with a single 1: every column in turn when M >= K, else the edges of K and groups first."""
+def _one_hot(m: int, case: Case, rng: np.random.Generator, anchor: int | None) -> Float64Array:
+    """Tokens with a single 1: every column in turn when M >= K, else the edges of K and groups first, and
+    never the anchor."""
     k = case.k
     if m >= k:
         columns = np.arange(m) % k
@@ -119,7 +123,9 @@ def _one_hot(m: int, case: Case, rng: np.random.Generator) -> Float64Array:
         size = case.weight.group_size if case.weight.strategy == "group" else k
         edges = rng.permutation(np.unique(np.clip([0, 1, k - 1, k - 2, size - 1, size, k // 2], 0, k - 1)))
         others = rng.permutation(np.setdiff1d(np.arange(k), edges))
-        columns = np.concatenate([edges, others])[:m]
+        columns = np.concatenate([edges, others])
+        columns = columns[columns != anchor][:m] if anchor is not None else columns[:m]
+        columns = np.resize(columns, m)
     x = np.zeros((m, k))
     x[np.arange(m), columns] = 1.0
     return x

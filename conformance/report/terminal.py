@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import cache
 from typing import IO
 
@@ -16,7 +17,7 @@ from conformance.cases import all_cases
 from conformance.report.document import Report
 from conformance.report.findings import findings
 from conformance.verdict import FAILING, Outcome, Verdict
-from reference.bounds import false_alarm_bound
+from reference.bounds import Contract, false_alarm_bound
 
 _COLOURS = {
     Outcome.CONFORMS: "green",
@@ -200,11 +201,15 @@ def _print_account(console: Console, report: Report) -> None:
         bound = false_alarm_bound(report.elements)
         console.print(f"{report.elements} outputs held against a bound: false-alarm probability below {bound:.1g}")
     for backend in report.environment["backends"]:
-        promises = ", ".join(f"{name} {value}" for name, value in backend["contract"].items())
+        usual = asdict(Contract())
+        promises = ", ".join(
+            f"{name} {value}"
+            for name, value in backend["contract"].items()
+            if value != usual[name] or name in ("weights", "integers", "quantizer")
+        )
         width = max((v.width for v in verdicts if v.backend == backend["name"]), default=0.0)
         console.print(
-            escape(f"contract of {backend['name']} on {backend['device']}: {promises}; it costs {width:.3g} ulp"),
-            soft_wrap=True,
+            escape(f"contract of {backend['name']} on {backend['device']}: {promises}; up to {width:.2g} ulp wide")
         )
     for problem in ledger.problems[:_SHOWN_PROBLEMS]:
         console.print(f"[bold red]problem[/] {escape(problem)}", soft_wrap=True)

@@ -15,7 +15,7 @@ import pytest
 from conformance.backend import Support
 from conformance.backends.numpy import NumpyBackend
 from reference.bounds import Contract
-from reference.formats import WeightFormat
+from reference.formats import ActivationFormat, WeightFormat
 from reference.layouts import layout
 from reference.linear import linear as oracle_linear
 from reference.packing import pack, unpack
@@ -57,9 +57,13 @@ class Wrong(NumpyBackend):
         matrix = self.dequantize(checkpoint).astype(np.float32)
         bias = self.bias(checkpoint.tensors.get("bias"))
         output = float_format(checkpoint.dtype)
+        fmt = ActivationFormat.from_quantization_args(checkpoint.input_activations)
 
         def linear(x):
-            y = self.activations(x.astype(np.float32)) @ matrix.T
+            values = x.astype(np.float32)
+            if fmt.kind != "a16":
+                values = self._quantized([x], fmt, None).dequantized().astype(np.float32)
+            y = self.activations(values) @ matrix.T
             if bias is not None:
                 y = y + bias.astype(np.float32)
             return round_to(y, output).astype(output.dtype)
@@ -324,9 +328,10 @@ class wrong_neighbour_within_the_bound(Wrong):
         output = float_format(checkpoint.dtype)
 
         def linear(x):
-            expected = oracle_linear(x, weight, bias, output, self.contract)
+            fmt = ActivationFormat.from_quantization_args(checkpoint.input_activations)
+            expected = oracle_linear(x, weight, bias, output, self.contract, fmt)
             right = round_to(expected.value, output)
-            low, high = expected.interval(expected.value)
+            low, high = expected.interval(expected.hypotheses["exact weights"])
             return np.where(high != right, high, low).astype(output.dtype)
 
         return linear
