@@ -61,9 +61,9 @@ def compare_to_expected(expected: Expected, actual: Array) -> Comparison:
     """Judge an output of the output dtype against the oracle's hypotheses and radius."""
     y = actual.astype(np.float64)
     trials = [Trial(name, hypothesis, expected, y) for name, hypothesis in expected.hypotheses.items()]
-    for trial in trials:
-        if trial.fits:
-            return trial.comparison(True)
+    fitting = [trial for trial in trials if trial.fits]
+    if fitting:
+        return min(fitting, key=Trial.worst).comparison(True)
     best = min(trials, key=lambda trial: (int(trial.outside.sum()), int(trial.off.sum())))
     if not expected.exact and _in_the_hull(trials, expected, y):
         if all(trial.outside.any() for trial in trials):
@@ -114,7 +114,7 @@ class Trial:
             distance = np.maximum(0.0, np.maximum((self.y - below) - centre, centre - (self.y + above)))
             fraction = np.where(distance == 0, 0.0, distance / radius)
         fraction = np.where(np.isinf(self.y) & ~self.outside, 0.0, fraction)
-        return float(np.max(np.nan_to_num(fraction, nan=np.inf)))
+        return float(np.max(np.nan_to_num(fraction, nan=np.inf, posinf=np.inf)))
 
     def _within(self, fraction: float) -> bool:
         low, high = self.expected.interval(self.hypothesis, fraction)

@@ -7,8 +7,9 @@ what is allowed there (radius and half an ulp), so that a right answer is at mos
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,14 @@ Array = npt.NDArray[Any]
 Float64Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-# The last faults that fitted: hundreds of failing cases mostly have one cause. With their help the other
-# mutants need not be asked again; the runner-up is named for the first few cases of a cause only.
-_recent: dict[str, int] = {}
-_ENOUGH = 5
+# Faults that fitted before are asked first, and once one has fitted that often, alone: hundreds of failing cases
+# mostly have one cause. What nothing fits is asked about for so many seconds of a process in all.
+_fitted: dict[str, int] = {}
+_ENOUGH = 3
+_SECONDS = 30.0
+_spent = 0.0
+# The nearest ones are compared in full, by the judge's own criterion.
+_FINALISTS = 3
 
 
 @dataclass(frozen=True)
@@ -71,40 +76,62 @@ class Diagnosis:
 
 @dataclass
 class Suspects:
-    """The mutants that a case may be compared with. match: how an answer compares with one of them."""
+    """The mutants that a case may be compared with. differs: the share of elements in which an answer differs
+    from a mutant's, None where the mutant says nothing about the case. match: the full comparison. right: how the
+    answer compares with the right one. bits: the width of the case's weights."""
 
     mutants: Iterable[Mutant]
-    match: Callable[[Mutant], Match | None]
+    differs: Callable[[Mutant], float | None]
+    match: Callable[[Mutant], Match]
     right: Match
-    pattern: str = field(default="")
+    pattern: str = ""
+    bits: int = 0
 
 
 def diagnose(suspects: Suspects) -> Diagnosis:
-    """Ask the mutants, those that fitted last time first."""
-    ordered = sorted(suspects.mutants, key=lambda m: -_recent.get(m.name, 0))
-    found: list[tuple[Match, Mutant]] = []
-    for mutant in ordered:
-        match = suspects.match(mutant)
-        if match is None:
-            continue
-        found.append((match, mutant))
-        if match.fits and _recent.get(mutant.name, 0) >= _ENOUGH:
-            break
-    found.sort(key=lambda pair: (not pair[0].fits, pair[0].mismatches, pair[0].distance))
+    """Ask the mutants, those that fitted before first."""
+    global _spent
     right = _finite(suspects.right.distance)
+    ordered = sorted(suspects.mutants, key=lambda m: -_fitted.get(m.name, 0))
+    for mutant in ordered:
+        if _fitted.get(mutant.name, 0) < _ENOUGH or suspects.differs(mutant) is None:
+            continue
+        match = suspects.match(mutant)
+        if match.fits:
+            return _named(suspects, mutant, match, None)
+    if _spent > _SECONDS:
+        return Diagnosis(right=right, pattern=suspects.pattern)
+    started = time.perf_counter()
+    shares = [(share, mutant) for mutant in ordered if (share := suspects.differs(mutant)) is not None]
+    shares.sort(key=lambda pair: pair[0])
+    found = [(suspects.match(mutant), mutant) for _, mutant in shares[:_FINALISTS]]
+    found.sort(key=lambda pair: (not pair[0].fits, pair[0].mismatches, pair[0].distance))
+    if found and found[0][0].fits:
+        best, mutant = found[0]
+        return _named(suspects, mutant, best, found[1] if len(found) > 1 else None)
+    _spent += time.perf_counter() - started
     if not found:
         return Diagnosis(right=right, pattern=suspects.pattern)
-    best, mutant = found[0]
-    rest = found[1] if len(found) > 1 else None
-    if not best.fits:
-        return Diagnosis(
-            right=right, runner_up=mutant.name, runner_up_distance=_finite(best.distance), pattern=suspects.pattern
-        )
-    _recent[mutant.name] = _recent.get(mutant.name, 0) + 1
+    match, mutant = found[0]
     return Diagnosis(
-        mutant.name, mutant.computes, _finite(best.distance), right,
-        rest[1].name if rest else "", _finite(rest[0].distance) if rest else None, suspects.pattern,
+        right=right, runner_up=mutant.name, runner_up_distance=_finite(match.distance), pattern=suspects.pattern
+    )
+
+
+def _named(suspects: Suspects, mutant: Mutant, match: Match, rest: tuple[Match, Mutant] | None) -> Diagnosis:
+    _fitted[mutant.name] = _fitted.get(mutant.name, 0) + 1
+    return Diagnosis(
+        mutant.name, mutant.computes.replace("W·", f"W{suspects.bits}"), _finite(match.distance),
+        _finite(suspects.right.distance), rest[1].name if rest else "", _finite(rest[0].distance) if rest else None,
+        suspects.pattern,
     )  # fmt: skip
+
+
+def explains(mismatches: float, right: float, elements: int) -> bool:
+    """Whether a fault explains an answer that it does not give bit for bit: so many fewer elements differ from
+    it than from the right answer that chance is no explanation, and few differ at all."""
+    ours = mismatches * elements
+    return mismatches < 0.05 and (right - mismatches) * elements > 8 + 4 * np.sqrt(ours + 1)
 
 
 def distance_in_bounds(expected: Expected, y: Float64Array) -> float:
@@ -118,7 +145,7 @@ def distance_in_bounds(expected: Expected, y: Float64Array) -> float:
         below, above = half_ulps(finished, expected.output)
         with np.errstate(invalid="ignore", divide="ignore"):
             error = np.where(y == finished, 0.0, np.abs(y - centre) / (hypothesis.radius + np.minimum(below, above)))
-        best = min(best, float(np.nan_to_num(error, nan=np.inf).max()))
+        best = min(best, float(np.nan_to_num(error, nan=np.inf, posinf=np.inf).max()))
     return best
 
 
@@ -127,7 +154,9 @@ def _finite(number: float) -> float | None:
 
 
 def _number(number: float | None) -> str:
-    return "infinitely many" if number is None else f"{number:.0f}" if number >= 10 else f"{number:.1f}"
+    if number is None:
+        return "infinitely far"
+    return f"{number:.2g}" if number >= 1e5 else f"{number:.0f}" if number >= 10 else f"{number:.1f}"
 
 
 # ---- where an answer is wrong
@@ -154,7 +183,7 @@ def pattern(comparison: Comparison, actual: Array, groups: Array | None = None, 
     with np.errstate(invalid="ignore"):
         difference = values - right
     parts += _bias(difference[wrong], np.asarray(right)[wrong])
-    error = np.where(wrong, np.abs(np.nan_to_num(difference, nan=np.inf)), -1.0)
+    error = np.where(wrong, np.abs(np.nan_to_num(difference, nan=np.inf, posinf=np.inf, neginf=-np.inf)), -1.0)
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(error)), error.shape))
     worst = f"worst at {list(index)}: got {actual[index]}, expected {right[index]}"
     if allowed is not None:

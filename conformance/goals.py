@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +24,7 @@ from conformance.diagnosis import (
     by_stage,
     diagnose,
     distance_in_bounds,
+    explains,
     pattern,
 )
 from reference.activations import QuantizedActivations, legal_quantizations, quantizers
@@ -35,6 +36,8 @@ from reference.semantics import reload
 from reference.weights import QuantizedWeight
 
 Array = npt.NDArray[Any]
+
+NOTHING = Match(False, np.inf, np.inf)
 
 # Faults are told apart on at most this many products of a case: the rest is a matter of time, not of evidence.
 _LARGEST_DIAGNOSED = 1 << 27
@@ -70,18 +73,19 @@ class ArrayGoal:
     def diagnose(self, arrays: tuple[Array, ...], comparison: Comparison) -> Diagnosis:
         (actual,) = arrays
 
-        def match(mutant: Mutant) -> Match | None:
+        def differs(mutant: Mutant) -> float | None:
             if not mutant.applies(traits_of(self.case)):
                 return None
             other = self.mutated(mutant)
             if other.shape != actual.shape or np.array_equal(other, self.expected):
                 return None
-            return _match_arrays(other, actual)
+            return float((other != actual).mean())
 
         groups = None if self.weight is None else self.weight.groups()
         where = pattern(comparison, actual, groups, self.case.weight.bits)
         right = _match_arrays(self.expected, actual)
-        return diagnose(Suspects(by_stage(*self.stages), match, right, where))
+        mutants = by_stage(*self.stages)
+        return diagnose(Suspects(mutants, differs, lambda m: _match_arrays(self.mutated(m), actual), right, where))
 
 
 def _match_arrays(other: Array, actual: Array) -> Match:
@@ -92,7 +96,7 @@ def _match_arrays(other: Array, actual: Array) -> Match:
     if not np.issubdtype(other.dtype, np.integer):
         unit, _ = half_ulps(a, float_format(other.dtype))
     with np.errstate(invalid="ignore"):
-        error = np.where(differs, np.nan_to_num(np.abs(a - b) / unit, nan=np.inf), 0.0)
+        error = np.where(differs, np.nan_to_num(np.abs(a - b) / unit, nan=np.inf, posinf=np.inf), 0.0)
     return Match(not differs.any(), float(differs.mean()) if differs.size else 0.0, float(error.max(initial=0.0)))
 
 
@@ -109,7 +113,8 @@ class ExpectedGoal:
 
     def diagnose(self, arrays: tuple[Array, ...], comparison: Comparison) -> Diagnosis:
         right = distance_in_bounds(self.expected, arrays[0].astype(np.float64))
-        return diagnose(Suspects([], lambda m: None, Match(False, 1.0, right), pattern(comparison, arrays[0])))
+        where = pattern(comparison, arrays[0])
+        return diagnose(Suspects([], lambda m: None, lambda m: NOTHING, Match(False, 1.0, right), where))
 
 
 @dataclass(frozen=True)
@@ -128,23 +133,32 @@ class LinearGoal:
         expected = self.problem.expected(self.contract)
         case = self.problem.case
 
-        def match(mutant: Mutant) -> Match | None:
+        off = min(_mismatches(expected, y), 1.0)
+
+        def differs(mutant: Mutant) -> float | None:
             if not mutant.applies(traits_of(case, self.contract)):
                 return None
             other = self.problem.mutated(mutant, self.contract)
-            if _same(other, expected):
-                return None
+            return None if _same(other, expected) else _mismatches(other, y)
+
+        def match(mutant: Mutant) -> Match:
+            other = self.problem.mutated(mutant, self.contract)
             compared = compare_to_expected(other, actual)
-            mismatches = min(
-                float((y != other.finish(h, h.centre)).mean()) if y.size else 0.0 for h in other.hypotheses.values()
-            )
-            return Match(compared.passes and not compared.note, mismatches, distance_in_bounds(other, y))
+            share = _mismatches(other, y)
+            fits = compared.passes and not compared.note or explains(share, off, y.size)
+            return Match(fits, share, distance_in_bounds(other, y))
 
         where = pattern(comparison, actual)
-        right = Match(False, 1.0, distance_in_bounds(expected, y))
+        right = Match(False, off, distance_in_bounds(expected, y))
         stages = ("unpack", "columns", "matrix", "store", "quantize", "product", "finish")
         mutants = by_stage(*stages) if y.size * case.k <= _LARGEST_DIAGNOSED else []
-        return diagnose(Suspects(mutants, match, right, where))
+        return diagnose(Suspects(mutants, differs, match, right, where, case.weight.bits))
+
+
+def _mismatches(expected: Expected, y: npt.NDArray[np.float64]) -> float:
+    """The share of elements that are not the finished centre, for the hypothesis that it is smallest for."""
+    shares = [float((y != expected.finish(h, h.centre)).mean()) for h in expected.hypotheses.values()]
+    return min(shares) if y.size else 0.0
 
 
 def _same(a: Expected, b: Expected) -> bool:
@@ -171,20 +185,22 @@ class QuantizationGoal:
         actual = self._actual(arrays)
         ways = list(quantizers(fmt, self.contract.quantizer, float_format(problem.x.dtype)))
 
-        def match(mutant: Mutant) -> Match | None:
-            if not mutant.applies(traits_of(problem.case, self.contract)):
-                return None
-            found = None
+        def match(mutant: Mutant) -> Match:
+            found = NOTHING
             for how in ways:
                 (other,) = mutant.semantics.quantize([problem.x], fmt, how, problem.input_scale)
                 if isinstance(other, QuantizedActivations):
-                    found = min(found or Match(False, 2.0, np.inf), _match_codes(other, actual), key=lambda m: m.mismatches)
+                    found = min(found, _match_codes(other, actual), key=lambda m: m.mismatches)
             return found
 
+        def differs(mutant: Mutant) -> float | None:
+            applies = mutant.applies(replace(traits_of(problem.case, self.contract), calls=1))
+            return match(mutant).mismatches if applies else None
+
         where = pattern(comparison, actual.codes)
-        right = legal_quantizations(problem.x, fmt, self.contract.quantizer, problem.input_scale)
-        nearest = min((_match_codes(r, actual) for r in right.values()), key=lambda m: m.mismatches)
-        return diagnose(Suspects(by_stage("quantize"), match, nearest, where))
+        legal = legal_quantizations(problem.x, fmt, self.contract.quantizer, problem.input_scale)
+        right = min((_match_codes(r, actual) for r in legal.values()), key=lambda m: m.mismatches)
+        return diagnose(Suspects(by_stage("quantize"), differs, match, right, where))
 
     def _actual(self, arrays: tuple[Array, ...]) -> QuantizedActivations:
         codes, scale, *zero = (a.astype(np.float64) for a in arrays)
@@ -192,13 +208,11 @@ class QuantizationGoal:
 
 
 def _match_codes(other: QuantizedActivations, actual: QuantizedActivations) -> Match:
-    """Distance: in steps of a code, of what codes and scales mean together."""
+    """Distance: the largest difference of two codes."""
     near = np.allclose(other.scale, actual.scale, rtol=2.0**-22, atol=0, equal_nan=True)
-    differs = other.codes != actual.codes
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        error = np.abs(other.dequantized() - actual.dequantized()) / actual.spread(actual.scale)
-    distance = float(np.nan_to_num(error, nan=0.0, posinf=1e9).max(initial=0.0))
-    return Match(bool(near and not differs.any()), float(differs.mean()) + (0.0 if near else 1.0), distance)
+    error = np.abs(other.codes - actual.codes)
+    distance = float(np.nan_to_num(error, nan=np.inf, posinf=np.inf).max(initial=0.0))
+    return Match(bool(near and distance == 0), float((error != 0).mean()) + (0.0 if near else 1.0), distance)
 
 
 def dequantize_goal(case: Case, weight: QuantizedWeight, expected: Array) -> ArrayGoal:

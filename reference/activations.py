@@ -224,7 +224,8 @@ def codes_of(
         elif how.code_by == "reciprocal":
             t = values * round_to(1 / scale, how.quotient)
         else:
-            t = values * round_to(divisor(fmt, how) / largest, how.quotient)
+            inverse = round_to(divisor(fmt, how) / largest, how.quotient)
+            t = values * (np.minimum(inverse, 1 / how.floor) if how.floor else inverse)
     t = round_to(np.where(values == 0, 0.0, t), how.quotient)
     return _to_code(np.clip(t, *code_range(fmt)), fmt)
 

@@ -160,12 +160,14 @@ def side_by_side(parts: Sequence[Expected]) -> Expected:
 class Magnitudes:
     """What an accumulation of x (M, K) with w = (u - u_z) * s (N, K) really reaches, (M, N) each.
 
-    nz: root of the sum of squared products. pre: largest |prefix sum|, at group boundaries and at least
+    nz: root of the sum of squared products; stored: the same of the products x u s, which a kernel sums that
+    corrects for zero points late. pre: largest |prefix sum|, at group boundaries and at least
     every 128 columns. halves: mean over the groups of P_g = |sum x u s| + |sum x u_z s|, the two halves of a
     zero-point correction made late. root: root of the sum of P_g^2. groups, k: G and K.
     """
 
     nz: Float64Array
+    stored: Float64Array
     pre: Float64Array
     halves: Float64Array
     root: Float64Array
@@ -195,10 +197,12 @@ def magnitudes(
     n = codes.shape[0]
     if m == 0 or n == 0 or k == 0:
         empty = np.zeros((m, n))
-        return Magnitudes(empty, empty, empty, empty, 1, k, k)
+        return Magnitudes(empty, empty, empty, empty, empty, 1, k, k)
     count = int(groups.max()) + 1
     scaled, corrections = codes * scales, zero_points * scales
-    nz = np.sqrt((x * x) @ np.square(scaled - corrections).T)
+    squared = x * x
+    nz = np.sqrt(squared @ np.square(scaled - corrections).T)
+    stored = np.sqrt(squared @ np.square(scaled).T)
     prefix, pre, up, down, total, squares = (np.zeros((m, n)) for _ in range(6))
     for columns, last in _chunks(groups):
         first = x[:, columns] @ scaled[:, columns].T
@@ -211,7 +215,7 @@ def magnitudes(
             total += both
             squares += both * both
             up, down = np.zeros_like(up), np.zeros_like(down)
-    return Magnitudes(nz, pre, total / count, np.sqrt(squares), count, k, -(-k // count))
+    return Magnitudes(nz, stored, pre, total / count, np.sqrt(squares), count, k, -(-k // count))
 
 
 def float32_radius(of: Magnitudes) -> Float64Array:
@@ -250,13 +254,14 @@ def e8m13_radius(of: Magnitudes, promotion: int) -> Float64Array:
     truncated; promotion: columns after which the sum moves to float32 (at most a group).
 
     2^-13 [ B (R/2 + nz f) + 0.8 L sqrt(B) (3R/4 + nz f) + 8 B max(0, R - 6 nz f) ]
-    with B = K/32 steps, f = sqrt(promotion / K), R = max(mean P_g, A f^2), the sum inside one promotion.
+    with B = K/32 steps, f = sqrt(promotion / K), R = max(mean P_g, A f^2), the sum inside one promotion, and nz
+    the larger of that of the products x w and x u s.
     """
     if of.k == 0:
         return of.nz
     steps = of.k / 32
     f = np.sqrt(min(promotion, of.group_columns if of.groups > 1 else of.k, of.k) / of.k)
-    inside, nz = np.maximum(of.halves, of.reach * f * f), of.nz * f
+    inside, nz = np.maximum(of.halves, of.reach * f * f), np.maximum(of.nz, of.stored) * f
     radius: Float64Array = 2.0**-13 * (
         steps * (inside / 2 + nz)
         + 0.8 * LAMBDA * np.sqrt(steps) * (0.75 * inside + nz)
@@ -266,9 +271,11 @@ def e8m13_radius(of: Magnitudes, promotion: int) -> Float64Array:
 
 
 def partial_sums_radius(of: Magnitudes, value: Float64Array, bias: Float64Array | float, output: FloatFormat, sums: int) -> Float64Array:
-    """What S partial sums stored in the output format add: u (2S - 1)(|y| + |b| + 5 nz) (C53)."""
+    """What S partial sums stored in the output format add: (2S - 1)(u (|y| + |b| + 5 nz) + half the least
+    subnormal) (C53)."""
     size = np.abs(value) + np.abs(bias) + 5 * of.nz
-    return np.asarray(output.unit_roundoff * (2 * sums - 1) * size)
+    least = 2.0 ** (output.emin - output.precision)
+    return np.asarray((2 * sums - 1) * (output.unit_roundoff * size + least))
 
 
 def _chunks(groups: npt.NDArray[np.int64]) -> list[tuple[npt.NDArray[np.int64], bool]]:

@@ -145,16 +145,17 @@ def _quantize(
 ) -> dict[str, list[Quantized]]:
     """The activations in each legal order of a quantizer's operations; those with equal codes once, for
     the last bit of a float32 scale is inside the radius."""
-    right = semantics.quantize is RIGHT.quantize
     if fmt.kind == "a16":
-        if right:
+        if semantics.quantize is RIGHT.quantize:
             return {"": [x.astype(np.float64) for x in calls]}
         return {"": semantics.quantize(calls, fmt, Quantizer(), input_scale)}
     ways = list(quantizers(fmt, contract.quantizer, float_format(calls[0].dtype)))
     plain = semantics.quantize(calls, fmt, ways[0], input_scale)
     found = {ways[0].name: plain}
+    if semantics is not RIGHT:
+        return found  # a fault need not be told from itself with a code flipped
     tokens = None
-    if right and fmt.strategy == "token":
+    if fmt.strategy == "token":
         tokens = [
             open_tokens(x, fmt, contract.quantizer, q)  # type: ignore[arg-type]
             for x, q in zip(calls, plain, strict=True)

@@ -69,14 +69,12 @@ def test_no_false_alarm_on_fp8_tensor_cores(accumulator):
     assert {j.outcome for j in found.values()} == {Outcome.CONFORMS}
 
 
-@pytest.mark.xfail(strict=True, reason="no token is exact in 14 bits: raised instead of bounded")
 def test_an_exact_recipe_without_a_token_exact_in_14_bits():
     case = all_cases()["linear/w4-g32-asym/a-fp8/bf16/m7-n33-k32/magnitudes-0"]
     kernel = CorrectKernel(3, hopper="e8m13", weights="exact", outside="")
     assert judged(kernel, case).outcome is Outcome.CONFORMS
 
 
-@pytest.mark.xfail(strict=True, reason="the radius knows the products of u - z and not those of u")
 def test_a_late_zero_point_and_an_outlier_on_fp8_tensor_cores():
     case = all_cases()["linear/w4-channel-asym/a-fp8/bf16/m64-n64-k160/trained-0"]
     how = {"late": True, "stored": True, "split": "none", "hopper": "e8m13", "order": "sequential"}
@@ -84,7 +82,6 @@ def test_a_late_zero_point_and_an_outlier_on_fp8_tensor_cores():
     assert judged(kernel, case).outcome is Outcome.CONFORMS
 
 
-@pytest.mark.xfail(strict=True, reason="the radius of partial sums is relative where float16 is subnormal")
 def test_partial_sums_among_the_subnormal_numbers():
     case = all_cases()["linear/w2-g128-sym/a-int4/fp16/m64-n256-k256/magnitudes-0"]
     kernel = CorrectKernel(38, outside="partial sums", partial_sums=8)

@@ -56,7 +56,8 @@ class LinearProblem:
         )  # fmt: skip
 
     def _exact(self, contract: Contract) -> bool | npt.NDArray[np.bool_]:
-        """The tokens whose every sum is exact. Raises AssertionError where an exact recipe has none."""
+        """The tokens whose every sum is exact; under a narrower accumulator than float32 few may be, and the
+        others are bounded. Raises AssertionError where an exact recipe has none in float32."""
         case = self.case
         if case.recipe not in EXACT_RECIPES:
             return case.recipe == "scales" and case.activation.kind == "a16"
@@ -74,7 +75,7 @@ class LinearProblem:
                 values = plain.dequantized()
             found.append(exact & exact_in_float32(values, columns, self.bias, bits))
         tokens = np.concatenate(found)
-        if tokens.size and not tokens.any():
+        if bits == 24 and tokens.size and not tokens.any():
             raise AssertionError(f"{case.id}: no token is exact in float32")
         return tokens
 

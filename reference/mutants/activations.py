@@ -102,7 +102,8 @@ def int4_instead_of_int8(calls, fmt, how, input_scale):
     return _as(calls, fmt, how, "int4")
 
 
-@mutant("activation quantization", "quantize", "static scales instead of dynamic: the first call's are kept", dynamic)
+@mutant("activation quantization", "quantize", "static scales instead of dynamic: the first call's are kept",
+        lambda t: dynamic(t) and t.calls > 1)  # fmt: skip
 def static_instead_of_dynamic(calls, fmt, how, input_scale):
     first = np.abs(calls[0].astype(np.float64)).max(initial=0.0)
 

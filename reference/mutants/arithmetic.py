@@ -206,7 +206,8 @@ def one_column_an_ulp_off(total, bias, output):
     return y
 
 
-@mutant("rounding", "store", "weights truncated to 16 bits", lambda t: t.activation.kind == "a16")
+@mutant("rounding", "store", "weights truncated to 16 bits",
+        lambda t: t.activation.kind == "a16" and (t.weight.bits > 2 or not t.weight.symmetric))  # fmt: skip
 def weights_truncated(matrix, output):
     y = round_to(matrix, output)
     below, above = half_ulps(y, output)
@@ -311,12 +312,12 @@ def subnormal_outputs_flushed(total, bias, output):
 E4M3_BITS = FloatFormat("weights in 4 bits", 4, -60, 2.0**60, np.dtype(np.float64))
 
 
-@mutant("dtype", "matrix", "weights rounded to the 4 significand bits of fp8", lambda t: t.weight.bits > 4 or not t.weight.symmetric)
+@mutant("dtype", "matrix", "weights rounded to the 4 significand bits of fp8", lambda t: t.weight.bits > (5 if t.weight.symmetric else 4))
 def weights_in_fp8(columns):
     return round_to((columns.u - columns.u_z), E4M3_BITS) * columns.scale
 
 
-@mutant("dtype", "columns", "symmetric weights whose scales are rounded to 7 bits", lambda t: True)
+@mutant("dtype", "columns", "weights with scales rounded to 7 significand bits")
 def scale_in_7_bits(weight, output):
     columns = columns_of(weight, output)
     mantissa, exponent = np.frexp(columns.scale)

@@ -31,7 +31,8 @@ KINDS = (
 class Traits:
     """What a mutant needs to know of a call to tell whether it is wrong there at all.
 
-    m: rows of one call; dtype: bf16 or fp16; convention: of the activation scales.
+    m: rows of one call; dtype: bf16 or fp16; convention: of the activation scales; calls: how often the layer is
+    called.
     """
 
     weight: WeightFormat
@@ -43,6 +44,7 @@ class Traits:
     bias: bool = False
     act_order: bool = False
     convention: str = "kernel"
+    calls: int = 2
 
     @property
     def groups(self) -> int:

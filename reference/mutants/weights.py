@@ -276,7 +276,7 @@ def one_scale_too_large(weight, output):
     return _with_scale(weight, output, scale)
 
 
-@mutant("scales", "columns", "weights with scales stored in fp8")
+@mutant("scales", "columns", "weights with scales stored in fp8", grouped)
 def scale_in_fp8(weight, output):
     from reference.rounding import E4M3
 
