@@ -79,6 +79,21 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def mutants(session: nox.Session) -> None:
+    """Who judges the judge: wrong semantics that the suites must refuse, correct kernels that they must pass.
+
+    `-- --set quick` asks the quick set alone.
+    """
+    install(session, *CPU, ".", "pytest-xdist")
+    one_thread = {"OPENBLAS_NUM_THREADS": "1"}
+    matrix = ("python", "tools/kill_matrix.py", *session.posargs)
+    session.run(*matrix, "--report", "reports/mutants.json", env=one_thread)
+    session.run(*matrix, "--held-out", "--report", "reports/mutants-held-out.json", env=one_thread)
+    kernels = ("--seeds", "200", "--report", "reports/correct-kernels.json")
+    session.run("python", "tools/correct_kernels.py", *kernels, env=one_thread)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """ruff check, ruff format, and mypy --strict on the oracle and the judge."""
     install(session, ".", "ruff", "mypy", "nox")
