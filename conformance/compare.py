@@ -65,7 +65,7 @@ def compare_to_expected(expected: Expected, actual: Array) -> Comparison:
     if fitting:
         return min(fitting, key=Trial.worst).comparison(True)
     best = min(trials, key=lambda trial: (int(trial.outside.sum()), int(trial.off.sum())))
-    if not expected.exact and _in_the_hull(trials, expected, y):
+    if not expected.exact and y.ndim == 2 and _in_the_hull(trials, expected, y):
         if all(trial.outside.any() for trial in trials):
             return best.comparison(True, note=UNEXPLAINED)
         off = f"{int(best.off.sum())} of {y.size} elements are not the nearest rounding, each allowed"
@@ -140,13 +140,28 @@ class Trial:
         return float(np.median(self.high[finite] - self.low[finite]) / (2 * above))
 
 
+# Subsets of the flipping codes of one token are tried one by one up to this many codes.
+_FLIPS = 10
+
+
 def _in_the_hull(trials: list[Trial], expected: Expected, y: Float64Array) -> bool:
-    """Whether each element is explained by some hypothesis, activation codes that may flip included."""
-    inside = np.zeros(y.shape, np.bool_)
-    for trial in trials:
-        low, high = expected.interval(trial.hypothesis, hull=True)
-        inside |= (low <= y) & (y <= high)
-    return bool(inside.all())
+    """Whether each element is explained by some hypothesis, or each token by one with some of the activation
+    codes flipped that legally may (C45)."""
+    inside = np.logical_or.reduce([~trial.outside for trial in trials])
+    tokens = np.flatnonzero(~inside.all(axis=1))
+    return all(any(_flipped(trial, expected, y, int(t)) for trial in trials) for t in tokens)
+
+
+def _flipped(trial: Trial, expected: Expected, y: Float64Array, token: int) -> bool:
+    """Whether one subset of the codes that may flip explains a whole token."""
+    hypothesis = trial.hypothesis
+    changes = hypothesis.flips.get(token)
+    if changes is None or len(changes) > _FLIPS:
+        return False
+    subsets = (np.arange(1 << len(changes))[:, None] >> np.arange(len(changes))) & 1
+    centres = hypothesis.centre[token] + subsets @ changes
+    low, high = expected.around(hypothesis, centres, hypothesis.radius[token])
+    return bool(((low <= y[token]) & (y[token] <= high)).all(axis=1).any())
 
 
 def statistics(hypothesis: Hypothesis, expected: Expected, y: Float64Array) -> dict[str, float]:

@@ -12,8 +12,8 @@ derives each (C44, C50-C54).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
@@ -86,13 +86,14 @@ class Hypothesis:
     """One way to compute an output: float64 centre (M, N), the radius around it, and what follows.
 
     finish: monotone in each element, from centre to output numbers; None rounds to the output format.
-    slack: (M, N) what activation codes that may legally flip can add; it widens the hull only (C45, C63).
+    flips: token -> (A, N), what each of the A activation codes of that token that may legally flip adds to its
+    centre; any subset of them makes an acceptable token, with a note (C45, C63).
     """
 
     centre: Float64Array
     radius: Float64Array
     finish: Callable[[Float64Array], Float64Array] | None = None
-    slack: Float64Array | None = None
+    flips: Mapping[int, Float64Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -119,15 +120,18 @@ class Expected:
     def finish(self, hypothesis: Hypothesis, centre: Float64Array) -> Float64Array:
         return round_to(centre, self.output) if hypothesis.finish is None else hypothesis.finish(centre)
 
-    def interval(self, hypothesis: Hypothesis, fraction: float = 1.0, *, hull: bool = False) -> tuple[Float64Array, Float64Array]:
-        """Lowest and highest acceptable outputs, (M, N) each; hull: with the slack of flipping codes (C45)."""
-        reach = hypothesis.radius * fraction
-        if hull and hypothesis.slack is not None:
-            reach = reach + hypothesis.slack
-        if not reach.any():
-            finished = self.finish(hypothesis, hypothesis.centre)
+    def interval(self, hypothesis: Hypothesis, fraction: float = 1.0) -> tuple[Float64Array, Float64Array]:
+        """Lowest and highest acceptable outputs around a centre, (M, N) each (C45)."""
+        return self.around(hypothesis, hypothesis.centre, hypothesis.radius * fraction)
+
+    def around(
+        self, hypothesis: Hypothesis, centre: Float64Array, radius: Float64Array
+    ) -> tuple[Float64Array, Float64Array]:
+        """The same for any centre and radius that broadcast to the outputs' columns."""
+        if not radius.any():
+            finished = self.finish(hypothesis, centre)
             return finished, finished
-        ends = [self.finish(hypothesis, hypothesis.centre + side * reach) for side in (-1, 1)]
+        ends = [self.finish(hypothesis, centre + side * radius) for side in (-1, 1)]
         return np.minimum(*ends), np.maximum(*ends)  # a negative scale turns the ends round
 
 
@@ -144,12 +148,12 @@ def side_by_side(parts: Sequence[Expected]) -> Expected:
             blocks = np.split(centre, cuts, axis=1)
             return np.hstack([p.finish(h, b) for p, h, b in zip(parts, own, blocks, strict=True)])
 
-        slacks = [np.zeros_like(h.centre) if h.slack is None else h.slack for h in own]
+        tokens = own[0].flips if all(h.flips.keys() == own[0].flips.keys() for h in own) else ()
         return Hypothesis(
             np.hstack([h.centre for h in own]),
             np.hstack([h.radius for h in own]),
             finish if any(h.finish is not None for h in own) else None,
-            np.hstack(slacks),
+            {token: np.hstack([h.flips[token] for h in own]) for token in tokens},
         )
 
     value = np.hstack([part.value for part in parts])

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -65,10 +66,8 @@ def linear(
     inexact = ~np.broadcast_to(np.asarray(exact), (len(values),))[:, None]
     if contract.partial_sums == 1:  # nobody knows where 16-bit partial sums begin and end
         radius = radius * inexact
-    slack = None
-    if activation.kind != "a16":
-        slack = _flips(calls, first, activation, contract, np.abs(RIGHT.matrix(columns)))
-    found = _hypotheses(calls, quantized, matrices, columns, offset, contract, RIGHT, radius, slack)
+    flips = [] if activation.kind == "a16" else _flips(calls, first, activation, contract)
+    found = _hypotheses(calls, quantized, matrices, columns, offset, contract, RIGHT, radius, flips)
     return Expected(ideal, found, output)
 
 
@@ -91,7 +90,7 @@ def hypotheses(
     radius = expected.radius
     if contract.epilogue != "once" and columns.weight.format.strategy != "group":
         radius = radius * _channel_scale(columns_of(weight, expected.output))
-    found = _hypotheses(calls, quantized, matrices, columns, offset, contract, semantics, radius, None)
+    found = _hypotheses(calls, quantized, matrices, columns, offset, contract, semantics, radius, [])
     return Expected(next(iter(found.values())).centre, found, expected.output)
 
 
@@ -211,22 +210,23 @@ def _hypotheses(
     contract: Contract,
     semantics: Semantics,
     radius: Float64Array,
-    slack: Float64Array | None,
+    flips: list[Flip],
 ) -> dict[str, Hypothesis]:
     output = columns.output
     found: dict[str, Hypothesis] = {}
-    for how, activations in quantized.items():
+    for i, (how, activations) in enumerate(quantized.items()):
+        own = flips if i == 0 else []  # they are flips of the plainest order
         for form, matrix in matrices.items():
             total = _product(activations, matrix, columns, semantics)
             name = ", ".join(part for part in (form, how) if part)
             if contract.epilogue != "16-bit":
                 if semantics.finish is RIGHT.finish:
                     centre = total if bias is None else total + bias
-                    found[name] = Hypothesis(centre, radius, None, slack)
+                    found[name] = Hypothesis(centre, radius, None, _added(own, matrix))
                 else:
-                    found[name] = Hypothesis(total, radius, _by_call(calls, semantics, bias, output), slack)
+                    found[name] = Hypothesis(total, radius, _by_call(calls, semantics, bias, output))
             if contract.epilogue != "once":
-                found |= _in_16_bits(name, activations, total, matrix, columns, bias, semantics, radius, slack)
+                found |= _in_16_bits(name, activations, total, matrix, columns, bias, semantics, radius, own)
     return found
 
 
@@ -260,7 +260,7 @@ def _in_16_bits(
     bias: Float64Array | None,
     semantics: Semantics,
     radius: Float64Array,
-    slack: Float64Array | None,
+    flips: list[Flip],
 ) -> dict[str, Hypothesis]:
     """The sum rounded to 16 bits before the channel scale and the bias, with and without a fused
     multiplication and addition (C50). What overflows there is not excused."""
@@ -269,10 +269,9 @@ def _in_16_bits(
     if columns.weight.format.strategy != "group":
         scale = _channel_scale(columns)
         unscaled = np.ones_like(columns.scale)
-        bare = semantics.matrix(Columns(columns.u, columns.u_z, unscaled, columns.weight, output))
-        total = _product(activations, bare, columns, semantics)
-        size = np.where(scale == 0, np.inf, np.abs(scale))
-        radius, slack = radius / size, None if slack is None else slack / size
+        matrix = semantics.matrix(Columns(columns.u, columns.u_z, unscaled, columns.weight, output))
+        total = _product(activations, matrix, columns, semantics)
+        radius = radius / np.where(scale == 0, np.inf, np.abs(scale))
 
     def half(values: Float64Array) -> Float64Array:
         rounded = round_to(values, output)
@@ -284,9 +283,10 @@ def _in_16_bits(
     def apart(values: Float64Array) -> Float64Array:
         return round_to(half(half(values) * scale) + bias, output)  # type: ignore[operator]
 
-    found = {f"{name}, 16-bit epilogue": Hypothesis(total, radius, fused, slack)}
+    added = _added(flips, matrix)
+    found = {f"{name}, 16-bit epilogue": Hypothesis(total, radius, fused, added)}
     if bias is not None:
-        found[f"{name}, 16-bit epilogue, bias apart"] = Hypothesis(total, radius, apart, slack)
+        found[f"{name}, 16-bit epilogue, bias apart"] = Hypothesis(total, radius, apart, added)
     return found
 
 
@@ -320,16 +320,32 @@ def _radius(
     return np.asarray(radius + 2.0**-23 * size)
 
 
-def _flips(
-    calls: list[Array], first: list[Quantized], fmt: ActivationFormat, contract: Contract, weight: Float64Array
-) -> Float64Array | None:
-    """sum over k of |highest - lowest legal code| * scale * |w| (M, N), or None where no code can flip (C63)."""
-    widths = []
+@dataclass(frozen=True)
+class Flip:
+    """One activation code that may legally be its neighbour: the token and column, and what that adds to x."""
+
+    token: int
+    column: int
+    change: float
+
+
+def _flips(calls: list[Array], first: list[Quantized], fmt: ActivationFormat, contract: Contract) -> list[Flip]:
+    """The codes within CODE_SLACK of a boundary, of tokens that legal orders may quantize differently (C63)."""
+    found, start = [], 0
     for x, quantized in zip(calls, first, strict=True):
         assert isinstance(quantized, QuantizedActivations)
         low, high = legal_codes(x, fmt, quantized.scale, quantized.zero_point)
         free = open_tokens(x, fmt, contract.quantizer, quantized)[:, None]
-        widths.append(free * (high - low) * quantized.spread(quantized.scale))
-    width = np.concatenate(widths)
-    return width @ weight.T if width.any() else None
+        change = (low + high - 2 * quantized.codes) * quantized.spread(quantized.scale)
+        places = np.argwhere(free & (low != high))
+        found += [Flip(start + int(m), int(k), float(change[m, k])) for m, k in places]
+        start += len(x)
+    return found
 
+
+def _added(flips: list[Flip], matrix: Float64Array) -> dict[int, Float64Array]:
+    """What each flip adds to the sums of its token, (A, N) a token."""
+    found: dict[int, list[Float64Array]] = {}
+    for flip in flips:
+        found.setdefault(flip.token, []).append(flip.change * matrix[:, flip.column])
+    return {token: np.stack(rows) for token, rows in found.items()}

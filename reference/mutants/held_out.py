@@ -1,6 +1,6 @@
-"""Wrong semantics of every kind, written after the suites were frozen; they judge the suites and serve nothing else.
+"""Wrong semantics of every kind, written after the suites were frozen: they judge the suites, no more.
 
-Their sizes differ on purpose: from an order that is wrong everywhere to one element, one tile, one lane, a tie.
+Their sizes differ on purpose: from an order that is wrong everywhere to one tile, lane, element or tie.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import numpy as np
 
 from reference.activations import QuantizedActivations, amax, code_range, divisor, scale_of, spread_groups
 from reference.activations import quantize as right_quantize
-from reference.formats import ActivationFormat
 from reference.mutants.activations import (
     _each,
     _recoded,
@@ -66,7 +65,7 @@ def several_words(t):
 
 
 def inexact_weights(t):
-    """Whether codes are wide enough that code * scale needs a rounding to 16 bits: 3, or more, times a scale."""
+    """Whether a difference of codes can be 3 or more, so that its product with a scale needs a rounding."""
     return t.weight.bits > 2 or (t.weight.bits == 2 and asym(t))
 
 
@@ -82,8 +81,8 @@ def _in_rows(axis, array, change):
 
 
 def _split_codes(codes, bits):
-    """Of each code along the last axis: its part in the first word, the rest, the width of the first part, and
-    whether there is a rest."""
+    """Of each code along the last axis: its part in the first word, the rest, the width of the first part,
+    and whether there is a rest."""
     kept = 32 - np.arange(codes.shape[-1]) * bits % 32
     across = kept < bits
     kept = np.minimum(kept, bits)
@@ -421,7 +420,7 @@ def difference_saturates(columns):
 
 
 def _group_sums(operands):
-    """Sums of x over each group (M, G) and zero point * scale of each group (N, G), of the groups that occur."""
+    """Of the groups that occur: sums of x over each (M, G) and zero point * scale of each (N, G)."""
     c = operands.columns
     found, first, which = np.unique(c.weight.groups(), return_index=True, return_inverse=True)
     one_hot = (which[:, None] == np.arange(len(found))).astype(np.float64)
@@ -478,7 +477,12 @@ def scale_applied_twice(weight, output):
 
 @mutant("scales", "columns", "weights divided by their scales")
 def scale_inverted(weight, output):
-    return _with_scales(weight, output, lambda s: np.divide(1.0, s, out=np.zeros_like(s), where=s != 0))
+    def change(scale):
+        inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale != 0)
+        # no weight overflows: NaN everywhere would be another, easier fault
+        return np.clip(inverse, -output.largest / 512, output.largest / 512)
+
+    return _with_scales(weight, output, change)
 
 
 @mutant("scales", "columns", "weights with scales half as large")
@@ -538,7 +542,6 @@ def scale_of_last_group_from_next_row(weight, output):
 )
 def scale_of_odd_row_stale(weight, output):
     row = np.arange(weight.n)
-    row[-1] &= ~1 if weight.n % 2 == 0 else -1
     if weight.n > 1 and weight.n % 2 == 1:
         row[-1] -= 1
     return _with_scales(weight, output, lambda s: s[row])
@@ -877,7 +880,11 @@ def sums_truncated_to_11_bits(operands):
     "product",
     "integer sums that saturate at 16 bits every 64 columns",
     lambda t: (
-        t.activation.kind == "int8" and t.activation.strategy != "group" and t.weight.bits == 8 and t.k >= 64
+        t.activation.kind == "int8"
+        and t.activation.strategy != "group"
+        and t.weight.bits == 8
+        and not 0 < t.weight.group_size < 16
+        and t.k >= 64
     ),
 )
 def integer_sums_saturate(operands):
@@ -1385,7 +1392,7 @@ def _by_amax(calls, fmt, how, change):
 def activation_scales_repeat_after_16_tokens(calls, fmt, how, input_scale):
     def repeated(x):
         found = right_quantize(x, fmt, how, input_scale)
-        return replace(found, scale=found.scale[np.arange(len(x)) % 16])
+        return replace(found, scale=found.scale[np.arange(len(found.scale)) % 16])
 
     return _each(calls, repeated)
 
@@ -1530,7 +1537,8 @@ def fp8_subnormal_codes_flushed(calls, fmt, how, input_scale):
 def activation_zero_point_of_next_token(calls, fmt, how, input_scale):
     def rolled(x):
         found = right_quantize(x, fmt, how, input_scale)
-        return replace(found, zero_point=np.roll(found.zero_point, -1, axis=0))
+        zero_point = found.zero_point
+        return found if zero_point is None else replace(found, zero_point=np.roll(zero_point, -1, axis=0))
 
     return _each(calls, rolled)
 
