@@ -240,8 +240,8 @@ def promises(case: Case) -> list[tuple[Mutant, float]]:
         seen = mutant.kind in SEES.get(case.recipe, ()) and mutant.name not in EXCEPT
         if case.recipe == "integers" and mutant.name == "bias_after_rounding":
             seen = False  # what is exact rounds once either way
-        if case.m * case.n < _FEW and (mutant.kind in _IN_THE_OUTPUT or mutant.name in FINE):
-            seen = False  # so few outputs may round alike
+        if (case.m == 1 or case.m * case.n < _FEW) and (mutant.kind in _IN_THE_OUTPUT or mutant.name in FINE):
+            seen = False  # one token or so few outputs may round alike
         if (always or seen) and concerns(case, mutant):
             small = mutant.kind in _WITHIN_AN_ULP or mutant.name in FINE
             found.append((mutant, 0.0 if small else MULTIPLE))
