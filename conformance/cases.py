@@ -71,7 +71,17 @@ QUANTIZER_FORMATS = (
     ActivationFormat("int8", symmetric=False),
 )
 # (M, K)
-QUANTIZER_SHAPES = ((1, 128), (7, 256), (17, 640), (64, 384), (33, 1024), (257, 128), (5, 33), (3, 1), (0, 128))
+QUANTIZER_SHAPES = (
+    (1, 128),
+    (7, 256),
+    (17, 640),
+    (64, 384),
+    (33, 1024),
+    (257, 128),
+    (5, 33),
+    (3, 1),
+    (0, 128),
+)
 # recipe -> the formats that it does not fit
 QUANTIZER_RECIPES = {
     "random": (),
@@ -226,7 +236,11 @@ def _activation_quantization() -> Iterator[Case]:
     for dtype in DTYPES:
         for turn, fmt in enumerate(QUANTIZER_FORMATS):
             # A constant token has no defined scale in an asymmetric format (C66).
-            shapes = [(m, k) for m, k in QUANTIZER_SHAPES if k % max(fmt.group_size, 1) == 0 and (fmt.symmetric or k > 1)]
+            shapes = [
+                (m, k)
+                for m, k in QUANTIZER_SHAPES
+                if k % max(fmt.group_size, 1) == 0 and (fmt.symmetric or k > 1)
+            ]
             recipes = [r for r, unfit in QUANTIZER_RECIPES.items() if fmt.name not in unfit]
             for r, recipe in enumerate(recipes):
                 for i, (m, k) in enumerate(shapes):

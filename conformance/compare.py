@@ -120,7 +120,9 @@ class Trial:
         low, high = self.expected.interval(self.hypothesis, fraction)
         return bool(((low <= self.y) & (self.y <= high)).all())
 
-    def comparison(self, passes: bool, note: str = "", detail: str = "", wrong: Mask | None = None) -> Comparison:
+    def comparison(
+        self, passes: bool, note: str = "", detail: str = "", wrong: Mask | None = None
+    ) -> Comparison:
         bounded = not self.expected.exact
         return Comparison(
             passes, self.worst(), self.name, note, detail, wrong, self.nearest,
@@ -205,7 +207,10 @@ def compare_quantizations(
     legal = legal_quantizations(x, fmt, convention, input_scale)
     zero = _zeros(x, fmt)
     for name, candidate in legal.items():
-        if not _wrong_codes(candidate, actual, zero).any() and not _wrong_scales([candidate], actual, zero).any():
+        if (
+            not _wrong_codes(candidate, actual, zero).any()
+            and not _wrong_scales([candidate], actual, zero).any()
+        ):
             return Comparison(True, 0.0, name)
     scales = _wrong_scales(list(legal.values()), actual, zero)
     low, high = legal_codes(x, fmt, actual.scale, actual.zero_point)
@@ -223,7 +228,9 @@ def compare_quantizations(
         found = f"{what}, first at {list(place)}: got {actual.scale[place]:.9g}, expected {plain.scale[place]:.9g}"
         if plain.zero_point is not None and actual.zero_point is not None:
             found += f", zero point {actual.zero_point[place]:g}, expected {plain.zero_point[place]:g}"
-        return Comparison(False, np.inf, detail=found, wrong=_wrong_codes(plain, actual, zero), right=plain.codes)
+        return Comparison(
+            False, np.inf, detail=found, wrong=_wrong_codes(plain, actual, zero), right=plain.codes
+        )
     return Comparison(False, np.inf, wrong=codes, right=plain.codes, allowed=(low, high))
 
 

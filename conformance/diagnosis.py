@@ -114,7 +114,10 @@ def diagnose(suspects: Suspects) -> Diagnosis:
         return Diagnosis(right=right, pattern=suspects.pattern)
     match, mutant = found[0]
     return Diagnosis(
-        right=right, runner_up=mutant.name, runner_up_distance=_finite(match.distance), pattern=suspects.pattern
+        right=right,
+        runner_up=mutant.name,
+        runner_up_distance=_finite(match.distance),
+        pattern=suspects.pattern,
     )
 
 
@@ -144,7 +147,9 @@ def distance_in_bounds(expected: Expected, y: Float64Array) -> float:
         centre = hypothesis.centre if hypothesis.finish is None else finished
         below, above = half_ulps(finished, expected.output)
         with np.errstate(invalid="ignore", divide="ignore"):
-            error = np.where(y == finished, 0.0, np.abs(y - centre) / (hypothesis.radius + np.minimum(below, above)))
+            error = np.where(
+                y == finished, 0.0, np.abs(y - centre) / (hypothesis.radius + np.minimum(below, above))
+            )
         best = min(best, float(np.nan_to_num(error, nan=np.inf, posinf=np.inf).max()))
     return best
 
@@ -173,7 +178,9 @@ def pattern(comparison: Comparison, actual: Array, groups: Array | None = None, 
     parts = [comparison.detail] if comparison.detail else []
     parts.append(f"{int(wrong.sum())} of {wrong.size} elements are wrong")
     if wrong.ndim == 2:
-        parts += [_where(word, np.asarray(wrong.any(axis=axis))) for word, axis in (("row", 1), ("column", 0))]
+        parts += [
+            _where(word, np.asarray(wrong.any(axis=axis))) for word, axis in (("row", 1), ("column", 0))
+        ]
         if groups is not None:
             parts += _of_a_weight(np.asarray(wrong.any(axis=0)), groups, bits)
     values = actual.astype(np.float64)
@@ -183,7 +190,9 @@ def pattern(comparison: Comparison, actual: Array, groups: Array | None = None, 
     with np.errstate(invalid="ignore"):
         difference = values - right
     parts += _bias(difference[wrong], np.asarray(right)[wrong])
-    error = np.where(wrong, np.abs(np.nan_to_num(difference, nan=np.inf, posinf=np.inf, neginf=-np.inf)), -1.0)
+    error = np.where(
+        wrong, np.abs(np.nan_to_num(difference, nan=np.inf, posinf=np.inf, neginf=-np.inf)), -1.0
+    )
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(error)), error.shape))
     worst = f"worst at {list(index)}: got {actual[index]}, expected {right[index]}"
     if allowed is not None:
@@ -216,7 +225,12 @@ def _bias(difference: Float64Array, right: Float64Array) -> list[str]:
         return []
     up = float((difference[finite] > 0).mean())
     away = float((difference[finite] * np.sign(right.astype(np.float64)[finite]) > 0).mean())
-    for share, words in ((up, "too large"), (1 - up, "too small"), (away, "too far from zero"), (1 - away, "too near zero")):
+    for share, words in (
+        (up, "too large"),
+        (1 - up, "too small"),
+        (away, "too far from zero"),
+        (1 - away, "too near zero"),
+    ):
         if share > 0.95:
             return [f"{100 * share:.0f} % {words}"]
     return []

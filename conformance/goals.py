@@ -29,7 +29,6 @@ from conformance.diagnosis import (
 )
 from reference.activations import QuantizedActivations, legal_quantizations, quantizers
 from reference.bounds import Contract, Expected
-from reference.linear import hypotheses
 from reference.mutants import Mutant, Traits
 from reference.rounding import float_format, half_ulps
 from reference.semantics import reload
@@ -85,7 +84,9 @@ class ArrayGoal:
         where = pattern(comparison, actual, groups, self.case.weight.bits)
         right = _match_arrays(self.expected, actual)
         mutants = by_stage(*self.stages)
-        return diagnose(Suspects(mutants, differs, lambda m: _match_arrays(self.mutated(m), actual), right, where))
+        return diagnose(
+            Suspects(mutants, differs, lambda m: _match_arrays(self.mutated(m), actual), right, where)
+        )
 
 
 def _match_arrays(other: Array, actual: Array) -> Match:
@@ -97,7 +98,9 @@ def _match_arrays(other: Array, actual: Array) -> Match:
         unit, _ = half_ulps(a, float_format(other.dtype))
     with np.errstate(invalid="ignore"):
         error = np.where(differs, np.nan_to_num(np.abs(a - b) / unit, nan=np.inf, posinf=np.inf), 0.0)
-    return Match(not differs.any(), float(differs.mean()) if differs.size else 0.0, float(error.max(initial=0.0)))
+    return Match(
+        not differs.any(), float(differs.mean()) if differs.size else 0.0, float(error.max(initial=0.0))
+    )
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ class LinearGoal:
             other = self.problem.mutated(mutant, self.contract)
             compared = compare_to_expected(other, actual)
             share = _mismatches(other, y)
-            fits = compared.passes and not compared.note or explains(share, off, y.size)
+            fits = (compared.passes and not compared.note) or explains(share, off, y.size)
             return Match(fits, share, distance_in_bounds(other, y))
 
         where = pattern(comparison, actual)
@@ -204,7 +207,9 @@ class QuantizationGoal:
 
     def _actual(self, arrays: tuple[Array, ...]) -> QuantizedActivations:
         codes, scale, *zero = (a.astype(np.float64) for a in arrays)
-        return QuantizedActivations(codes, scale, zero[0] if zero else None, self.problem.case.activation.group_size)
+        return QuantizedActivations(
+            codes, scale, zero[0] if zero else None, self.problem.case.activation.group_size
+        )
 
 
 def _match_codes(other: QuantizedActivations, actual: QuantizedActivations) -> Match:

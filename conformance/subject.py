@@ -90,7 +90,9 @@ class Subject:
         """Codes, scales in float32, and zero points in int32 where the format is asymmetric."""
         fmt = self.case.activation
         codes = E4M3.dtype if fmt.kind == "fp8" else np.dtype(np.int8)
-        per = {"tensor": (1, 1), "token": (len(x), 1), "group": (len(x), x.shape[1] // fmt.group_size)}[fmt.strategy]
+        per = {"tensor": (1, 1), "token": (len(x), 1), "group": (len(x), x.shape[1] // fmt.group_size)}[
+            fmt.strategy
+        ]
         wanted = [(x.shape, codes), (per, np.dtype(np.float32))]
         if not fmt.symmetric:
             wanted.append((per, np.dtype(np.int32)))

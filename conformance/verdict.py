@@ -42,6 +42,7 @@ class Outcome(StrEnum):
 FAILING = (Outcome.DIVERGES, Outcome.DISHONEST, Outcome.CRASHES)
 JUDGED = (Outcome.CONFORMS, *FAILING, Outcome.WAIVED)
 
+
 @dataclass(frozen=True)
 class Verdict:
     """worst: largest error as a fraction of what is allowed, None where nothing was compared or nothing

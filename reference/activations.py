@@ -102,7 +102,7 @@ def quantizers(fmt: ActivationFormat, convention: Convention, dtype: FloatFormat
             continue
         for scale_by in ("divide", "reciprocal"):
             for code_by in ("divide", "reciprocal", "inverse"):
-                yield Quantizer(scale_by=scale_by, code_by=code_by, floor=floor)  # type: ignore[arg-type]
+                yield Quantizer(scale_by=scale_by, code_by=code_by, floor=floor)
 
 
 def quantize(
@@ -120,8 +120,8 @@ def quantize(
         return _quantize_asymmetric(values, fmt, how)
     largest = amax(values, fmt)
     scale = scale_of(largest, fmt, how, input_scale)
-    columns = [spread_groups(v, fmt.group_size, values.shape[1]) for v in (scale, largest)]
-    return QuantizedActivations(codes_of(values, *columns, fmt, how), scale, None, fmt.group_size)
+    scales, largests = (spread_groups(v, fmt.group_size, values.shape[1]) for v in (scale, largest))
+    return QuantizedActivations(codes_of(values, scales, largests, fmt, how), scale, None, fmt.group_size)
 
 
 def legal_quantizations(
@@ -146,9 +146,12 @@ def legal_codes(
     k = x.shape[1]
     with np.errstate(divide="ignore", invalid="ignore"):
         t = x.astype(np.float64) / spread_groups(scale, fmt.group_size, k)
-    t = np.nan_to_num(t, nan=0.0)
+    t = np.clip(np.nan_to_num(t, nan=0.0), -1e6, 1e6)  # far outside any range of codes
     offset = 0.0 if zero_point is None else spread_groups(zero_point, fmt.group_size, k)
-    ends = [_to_code(np.clip(t + side * CODE_SLACK * np.abs(t) + offset, *code_range(fmt)), fmt) for side in (-1, 1)]
+    ends = [
+        _to_code(np.clip(t + side * CODE_SLACK * np.abs(t) + offset, *code_range(fmt)), fmt)
+        for side in (-1, 1)
+    ]
     return ends[0], ends[1]
 
 
@@ -166,7 +169,9 @@ def open_tokens(
     largest = amax(x.astype(np.float64), fmt)
     scales = [scale_of(largest, fmt, how) for how in {(w.scale_by, w.floor): w for w in ways}.values()]
     # Under a scale of 2^e that every order gives exactly, quotients are exact, ties included.
-    settled = (largest == divisor(fmt, ways[0]) * plain.scale) & (np.frexp(plain.scale)[0] == 0.5) | (largest == 0)
+    settled = (largest == divisor(fmt, ways[0]) * plain.scale) & (np.frexp(plain.scale)[0] == 0.5) | (
+        largest == 0
+    )
     for scale in scales:
         settled &= (scale == plain.scale) | (largest == 0)
     if settled.all():
@@ -250,7 +255,11 @@ def _quantize_asymmetric(values: Float64Array, fmt: ActivationFormat, how: Quant
 
     span = rounded(greatest - least)
     steps = high - low
-    scale = rounded(span / steps) if how.scale_by == "divide" else rounded(span * float(rounded(1 / steps)))
+    scale = (
+        rounded(span / steps)
+        if how.scale_by == "divide"
+        else rounded(span * float(round_to(1 / steps, how.arithmetic)))
+    )
     scale = np.where(scale == 0, how.zero_scale, scale)
     flat = scale == 0
     divided = np.where(flat, 1.0, scale)
@@ -281,9 +290,13 @@ def split_groups(values: Float64Array, group_size: int) -> Float64Array:
 
 def spread_groups(values: npt.NDArray[Any], group_size: int, k: int) -> npt.NDArray[Any]:
     """One value a group, (M, G), as one a column, (M, K); what is per token or per tensor stays as it is."""
-    return np.repeat(values, group_size, axis=1) if group_size > 0 and values.shape[1] * group_size == k else values
+    return (
+        np.repeat(values, group_size, axis=1)
+        if group_size > 0 and values.shape[1] * group_size == k
+        else values
+    )
 
 
 def _same(a: QuantizedActivations, b: QuantizedActivations) -> bool:
-    zeros = a.zero_point is b.zero_point or np.array_equal(a.zero_point, b.zero_point)  # type: ignore[arg-type]
+    zeros = a.zero_point is b.zero_point or np.array_equal(a.zero_point, b.zero_point)
     return zeros and np.array_equal(a.scale, b.scale) and np.array_equal(a.codes, b.codes)

@@ -73,9 +73,9 @@ class Contract:
             "quantizer": get_args(Convention),
             "epilogue": ("once", "16-bit", "any"),
         }
-        for field, allowed in choices.items():
-            if getattr(self, field) not in allowed:
-                raise FormatError(f"contract: {field} {getattr(self, field)!r} is none of {', '.join(allowed)}")
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise FormatError(f"contract: {name} {getattr(self, name)!r} is none of {', '.join(allowed)}")
         sums = self.partial_sums
         if isinstance(sums, bool) or not isinstance(sums, int) or not 1 <= sums <= 64:
             raise FormatError(f"contract: partial_sums {sums!r} is not an integer from 1 to 64")
@@ -274,7 +274,9 @@ def e8m13_radius(of: Magnitudes, promotion: int) -> Float64Array:
     return radius
 
 
-def partial_sums_radius(of: Magnitudes, value: Float64Array, bias: Float64Array | float, output: FloatFormat, sums: int) -> Float64Array:
+def partial_sums_radius(
+    of: Magnitudes, value: Float64Array, bias: Float64Array | float, output: FloatFormat, sums: int
+) -> Float64Array:
     """What S partial sums stored in the output format add: (2S - 1)(u (|y| + |b| + 5 nz) + half the least
     subnormal) (C53)."""
     size = np.abs(value) + np.abs(bias) + 5 * of.nz

@@ -119,7 +119,11 @@ def _matrices(columns: Columns, contract: Contract, semantics: Semantics) -> dic
     rounded = semantics.store(exact, output)
     if contract.weights == "rounded":
         return {stored: rounded}
-    return {"exact weights": exact} if np.array_equal(exact, rounded) else {"exact weights": exact, stored: rounded}
+    return (
+        {"exact weights": exact}
+        if np.array_equal(exact, rounded)
+        else {"exact weights": exact, stored: rounded}
+    )
 
 
 def _late_zero_points(columns: Columns) -> dict[str, Float64Array]:
@@ -162,14 +166,22 @@ def _quantize(
         if not any(t.any() for t in tokens):
             return found
     for how in ways[1:]:
-        candidate = semantics.quantize(calls, fmt, how, input_scale) if tokens is None else _patched(calls, tokens, plain, fmt, how)
+        candidate = (
+            semantics.quantize(calls, fmt, how, input_scale)
+            if tokens is None
+            else _patched(calls, tokens, plain, fmt, how)
+        )
         if not any(_same_codes(candidate, other) for other in found.values()):
             found[how.name] = candidate
     return found
 
 
 def _patched(
-    calls: list[Array], tokens: list[npt.NDArray[np.bool_]], plain: list[Quantized], fmt: ActivationFormat, how: Quantizer
+    calls: list[Array],
+    tokens: list[npt.NDArray[np.bool_]],
+    plain: list[Quantized],
+    fmt: ActivationFormat,
+    how: Quantizer,
 ) -> list[Quantized]:
     """The plain result with the tokens that are open quantized in another order: each token is by itself."""
     found: list[Quantized] = []
@@ -230,9 +242,13 @@ def _hypotheses(
     return found
 
 
-def _product(activations: list[Quantized], matrix: Float64Array, columns: Columns, semantics: Semantics) -> Float64Array:
+def _product(
+    activations: list[Quantized], matrix: Float64Array, columns: Columns, semantics: Semantics
+) -> Float64Array:
     operands = [
-        Operands(_plain(a), matrix, columns, a if isinstance(a, QuantizedActivations) else None, columns.output)
+        Operands(
+            _plain(a), matrix, columns, a if isinstance(a, QuantizedActivations) else None, columns.output
+        )
         for a in activations
     ]
     return np.concatenate([semantics.product(o) for o in operands])
@@ -329,7 +345,9 @@ class Flip:
     change: float
 
 
-def _flips(calls: list[Array], first: list[Quantized], fmt: ActivationFormat, contract: Contract) -> list[Flip]:
+def _flips(
+    calls: list[Array], first: list[Quantized], fmt: ActivationFormat, contract: Contract
+) -> list[Flip]:
     """The codes within CODE_SLACK of a boundary, of tokens that legal orders may quantize differently (C63)."""
     found, start = [], 0
     for x, quantized in zip(calls, first, strict=True):

@@ -66,7 +66,10 @@ class Semantics:
     columns: Callable[[QuantizedWeight, FloatFormat], Columns]
     matrix: Callable[[Columns], Float64Array]
     store: Callable[[Float64Array, FloatFormat], Float64Array]
-    quantize: Callable[[Sequence[Array], ActivationFormat, Quantizer, float | None], list[QuantizedActivations | Float64Array]]
+    quantize: Callable[
+        [Sequence[Array], ActivationFormat, Quantizer, float | None],
+        list[QuantizedActivations | Float64Array],
+    ]
     product: Callable[[Operands], Float64Array]
     finish: Callable[[Float64Array, Float64Array | None, FloatFormat], Float64Array]
 

@@ -128,7 +128,9 @@ def test_a_readout_meets_every_column_in_both_batches(case):
         assert set(np.flatnonzero(x.astype(np.float32).any(axis=0))) == set(range(case.k))
 
 
-QUANTIZED = [c for c in LINEAR if c.activation.kind != "a16" and c.recipe in ("identity", "integers", "magnitudes")]
+QUANTIZED = [
+    c for c in LINEAR if c.activation.kind != "a16" and c.recipe in ("identity", "integers", "magnitudes")
+]
 
 
 @pytest.mark.parametrize("convention", ["kernel", "compressed-tensors"])

@@ -984,7 +984,9 @@ def test_blocks_add_up_to_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         whole = linear(x, judge.weight, bias, float_format("bf16"), declared)
         assert parts.hypotheses.keys() == whole.hypotheses.keys()
         for name, hypothesis in whole.hypotheses.items():
-            np.testing.assert_allclose(parts.hypotheses[name].centre, hypothesis.centre, rtol=1e-13, atol=1e-15)
+            np.testing.assert_allclose(
+                parts.hypotheses[name].centre, hypothesis.centre, rtol=1e-13, atol=1e-15
+            )
         np.testing.assert_allclose(parts.radius, whole.radius, rtol=1e-13)
     columns = np.array([95, 0, 33])
     readout = judge.readout(columns)

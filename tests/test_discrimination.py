@@ -5,8 +5,15 @@ import pytest
 
 from conformance.backends.numpy import NumpyBackend
 from conformance.cases import all_cases
-from conformance.data import generator, linear_problem, packing_axis, packing_codes, quantized_weight
-from conformance.data import checkpoint_of, quantization_problem
+from conformance.data import (
+    checkpoint_of,
+    generator,
+    linear_problem,
+    packing_axis,
+    packing_codes,
+    quantization_problem,
+    quantized_weight,
+)
 from conformance.discrimination import (
     ALWAYS,
     CONTRACT,

@@ -150,7 +150,9 @@ def test_an_answer_of_no_elements_is_only_right_for_a_case_of_no_rows():
     ) == 0
 
 
-@pytest.mark.parametrize("case_id", [i for i in all_cases() if i.startswith("linear/") and i.endswith("random-0")][::40])
+@pytest.mark.parametrize(
+    "case_id", [i for i in all_cases() if i.startswith("linear/") and i.endswith("random-0")][::40]
+)
 def test_no_bound_is_wider_than_a_few_roundings(case_id):
     case = all_cases()[case_id]
     expected = linear_problem(case).expected(Contract(weights="rounded"))

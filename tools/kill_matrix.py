@@ -53,7 +53,9 @@ def registry(held_out: bool) -> dict[str, Mutant]:
 def tally(names: list[str], held_out: bool, chosen: list[str]) -> dict[str, Any]:
     """The counts of some cases: mutant -> suite -> tier -> [asked, refused, margin]."""
     mutants = [registry(held_out)[name] for name in chosen]  # they do not travel between processes
-    counts: dict[str, Any] = defaultdict(lambda: defaultdict(lambda: {"quick": [0, 0, 0.0], "full": [0, 0, 0.0]}))
+    counts: dict[str, Any] = defaultdict(
+        lambda: defaultdict(lambda: {"quick": [0, 0, 0.0], "full": [0, 0, 0.0]})
+    )
     for name in names:
         case = all_cases()[name]
         for mutant, refused, margin in judge(case, mutants):
@@ -62,7 +64,9 @@ def tally(names: list[str], held_out: bool, chosen: list[str]) -> dict[str, Any]
                 entry[0] += 1
                 entry[1] += refused
                 entry[2] = max(entry[2], margin)
-    return {mutant: {suite: dict(tiers) for suite, tiers in suites.items()} for mutant, suites in counts.items()}
+    return {
+        mutant: {suite: dict(tiers) for suite, tiers in suites.items()} for mutant, suites in counts.items()
+    }
 
 
 def merge(parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -86,7 +90,11 @@ def document(mutants: list[Mutant], counts: dict[str, Any], seconds: float, case
         }  # fmt: skip
         for tier in ("quick", "full"):
             row[tier] = {
-                suite: {"asked": tiers[tier][0], "refused": tiers[tier][1], "margin": round(tiers[tier][2], 2)}
+                suite: {
+                    "asked": tiers[tier][0],
+                    "refused": tiers[tier][1],
+                    "margin": round(tiers[tier][2], 2),
+                }
                 for suite, tiers in suites.items()
                 if tiers[tier][0]
             }
@@ -109,7 +117,11 @@ def document(mutants: list[Mutant], counts: dict[str, Any], seconds: float, case
 
 
 def show(found: dict[str, Any]) -> None:
-    print(f"{'mutant':44} {'kind':24}" + "".join(f" {o[:10]:>11}" for o in OPERATIONS) + "   margin   (refused/asked, quick | full)")
+    print(
+        f"{'mutant':44} {'kind':24}"
+        + "".join(f" {o[:10]:>11}" for o in OPERATIONS)
+        + "   margin   (refused/asked, quick | full)"
+    )
     for row in found["rows"]:
         for tier in ("quick", "full"):
             cells = ""
@@ -118,7 +130,13 @@ def show(found: dict[str, Any]) -> None:
                 cells += f" {entry['refused']:>5}/{entry['asked']:<5}" if entry else f" {'-':>11}"
             margin = max((entry["margin"] for entry in row[tier].values()), default=0.0)
             head = f"{row['mutant']:44} {row['kind']:24}" if tier == "quick" else f"{'':69}"
-            note = "" if row[f"killed_by_{tier}"] else "   SURVIVES" if "equivalent" not in row else f"   {row['equivalent']}"
+            note = (
+                ""
+                if row[f"killed_by_{tier}"]
+                else "   SURVIVES"
+                if "equivalent" not in row
+                else f"   {row['equivalent']}"
+            )
             print(f"{head}{cells} {margin:>8.3g} {tier}{note}")
     total = found["mutants"]
     for tier in ("quick", "full"):
@@ -129,22 +147,33 @@ def show(found: dict[str, Any]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--set", choices=("quick", "full"), default="full", help="which cases to ask")
-    parser.add_argument("--held-out", action="store_true", help="the mutants written after the suites were frozen")
+    parser.add_argument(
+        "--held-out", action="store_true", help="the mutants written after the suites were frozen"
+    )
     parser.add_argument("--mutants", metavar="GLOB", default="*", help="only those")
     parser.add_argument("--report", type=Path)
     arguments = parser.parse_args()
     chosen = select(registry(arguments.held_out), [arguments.mutants])
     mutants = [registry(arguments.held_out)[name] for name in chosen]
-    names = [i for i, c in all_cases().items() if c.operation in OPERATIONS and (c.quick or arguments.set == "full")]
+    names = [
+        i
+        for i, c in all_cases().items()
+        if c.operation in OPERATIONS and (c.quick or arguments.set == "full")
+    ]
     started = time.monotonic()
     workers = min(os.cpu_count() or 1, 8)
     chunks = [names[i :: workers * 16] for i in range(workers * 16)]
     parts = []
     with ProcessPoolExecutor(workers) as pool:
-        for i, part in enumerate(pool.map(tally, chunks, [arguments.held_out] * len(chunks), [chosen] * len(chunks))):
+        for i, part in enumerate(
+            pool.map(tally, chunks, [arguments.held_out] * len(chunks), [chosen] * len(chunks))
+        ):
             parts.append(part)
             if i % workers == 0:
-                print(f"{100 * (i + 1) // len(chunks)} % of {len(names)} cases, {time.monotonic() - started:.0f} s", file=sys.stderr)
+                print(
+                    f"{100 * (i + 1) // len(chunks)} % of {len(names)} cases, {time.monotonic() - started:.0f} s",
+                    file=sys.stderr,
+                )
     found = document(mutants, merge(parts), time.monotonic() - started, len(names))
     show(found)
     if arguments.report:

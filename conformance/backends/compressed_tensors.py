@@ -54,7 +54,9 @@ class CompressedTensorsBackend:
         scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**checkpoint.weights))
         return PackedQuantizationCompressor.decompress(tensors, scheme)["weight"]
 
-    def quantize_activation(self, x: torch.Tensor, args: Any, input_scale: float | None) -> list[torch.Tensor]:
+    def quantize_activation(
+        self, x: torch.Tensor, args: Any, input_scale: float | None
+    ) -> list[torch.Tensor]:
         arguments = QuantizationArgs(**args)
         if input_scale is not None:
             scale = torch.tensor([input_scale], device=x.device)

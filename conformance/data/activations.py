@@ -100,7 +100,9 @@ def _beside_codes(codes: Float64Array, fmt: ActivationFormat, rng: np.random.Gen
     return np.where(codes == 0, 0.0, codes + side)
 
 
-def add_ties(batch: Float64Array, fmt: ActivationFormat, rng: np.random.Generator, share: float) -> Float64Array:
+def add_ties(
+    batch: Float64Array, fmt: ActivationFormat, rng: np.random.Generator, share: float
+) -> Float64Array:
     """Some of the values moved onto the middle between two codes: to the even one, all quantizers agree."""
     low, high = code_range(fmt)
     if fmt.kind == "fp8":
@@ -161,17 +163,22 @@ def quantization_problem(case: Case) -> QuantizationProblem:
     """The problem of an activation_quantization case: see its recipes in cases.py."""
     rng = generator(case.id)
     fmt, target = case.activation, float_format(case.dtype)
-    low, high = code_range(fmt)
+    _, high = code_range(fmt)
     shape = (case.m, case.k)
     token = np.arange(case.m)[:, None]
-    input_scale = None if fmt.dynamic else float(np.exp2(-3))
+    input_scale = None if fmt.dynamic else 2.0**-3
     if case.recipe in ("codes", "ties"):
         values = _every_code(fmt, shape, rng)
         values = add_ties(values, fmt, rng, 0.5) if case.recipe == "ties" else _beside_codes(values, fmt, rng)
         _set_largest(values, fmt, rng)
-        values = values * (np.exp2(token % 5 - 3.0) if fmt.dynamic else input_scale)
+        values = values * (np.exp2(token % 5 - 3.0) if input_scale is None else input_scale)
     elif case.recipe == "saturation":  # far beyond the largest code, and just beyond
-        values = rng.normal(0, 1, shape) * high * np.array([1.0, 1.2, 40.0])[np.arange(case.k) % 3] * (input_scale or 1)
+        values = (
+            rng.normal(0, 1, shape)
+            * high
+            * np.array([1.0, 1.2, 40.0])[np.arange(case.k) % 3]
+            * (input_scale or 1)
+        )
     elif case.recipe == "zero-tokens":
         values = rng.normal(0, 1, shape)
         values[token[:, 0] % 2 == 0] = 0
@@ -211,4 +218,3 @@ def _set_largest(values: Float64Array, fmt: ActivationFormat, rng: np.random.Gen
         column = start + rng.integers(0, size, m)
         largest = np.array(_DIVISORS[fmt.kind])[(np.arange(m) + start // size) % 2]
         values[np.arange(m), column] = largest * rng.choice([-1.0, 1.0], m)
-

@@ -18,8 +18,9 @@ def exact_in_float32(x: Float64Array, columns: Columns, bias: Array | None, bits
     """The tokens (M) for which every number any order of summation can form is a float32 (C42).
 
     All of it is a multiple of D, the product of the largest powers of two that divide the token's
-    activations and all scales, or that which divides the bias if it is smaller, and stays below 2^bits D (24 for float32), also where a kernel sums u and subtracts the zero
-    points later. One product a token needs no such proof: it is exact by itself.
+    activations and all scales, or that which divides the bias if it is smaller, and stays below 2^bits D
+    (24 for float32), also where a kernel sums u and subtracts the zero points later. One product a token
+    needs no such proof: it is exact by itself.
     """
     if x.size == 0:
         return np.ones(len(x), np.bool_)
@@ -27,10 +28,10 @@ def exact_in_float32(x: Float64Array, columns: Columns, bias: Array | None, bits
     products = _granule(x) * _granule(columns.weight.scale.astype(np.float64).reshape(1, -1))
     unit = (products if bias is None else np.minimum(products, _granule(offset[None])))[:, None]
     largest = np.abs(x) @ ((columns.u + columns.u_z) * columns.scale).T + offset
-    summed: Mask = (largest <= 2.0**bits * unit).all(axis=1)
+    summed = np.all(largest <= 2.0**bits * unit, axis=1)
     if bias is None:
-        summed |= np.count_nonzero(x, axis=1) <= 1
-    return summed
+        summed = summed | (np.count_nonzero(x, axis=1) <= 1)
+    return np.asarray(summed)
 
 
 def _granule(values: Float64Array) -> Float64Array:

@@ -44,7 +44,13 @@ class LinearProblem:
         if contract not in self._known:
             output = float_format(self.case.dtype)
             self._known[contract] = linear(
-                self.batches, self.weight, self.bias, output, contract, self.case.activation, self._exact(contract)
+                self.batches,
+                self.weight,
+                self.bias,
+                output,
+                contract,
+                self.case.activation,
+                self._exact(contract),
             )
         return self._known[contract]
 
@@ -69,7 +75,9 @@ class LinearProblem:
             values = x.astype(np.float64)
             exact = np.ones(len(values), np.bool_)
             if case.activation.kind != "a16":
-                plain = quantize(x, case.activation, next(quantizers(case.activation, contract.quantizer, output)))
+                plain = quantize(
+                    x, case.activation, next(quantizers(case.activation, contract.quantizer, output))
+                )
                 exact = ~open_tokens(x, case.activation, contract.quantizer, plain)
                 exact &= np.isin(np.frexp(plain.scale)[0], (0.0, 0.5))[:, 0]
                 values = plain.dequantized()

@@ -199,7 +199,9 @@ def _print_account(console: Console, report: Report) -> None:
         console.print("time: backend {:.1f} s, oracle {:.1f} s, over all workers".format(*spent))
     if report.elements:
         bound = false_alarm_bound(report.elements)
-        console.print(f"{report.elements} outputs held against a bound: false-alarm probability below {bound:.1g}")
+        console.print(
+            f"{report.elements} outputs held against a bound: false-alarm probability below {bound:.1g}"
+        )
     for backend in report.environment["backends"]:
         usual = asdict(Contract())
         promises = ", ".join(
@@ -209,7 +211,9 @@ def _print_account(console: Console, report: Report) -> None:
         )
         width = max((v.width for v in verdicts if v.backend == backend["name"]), default=0.0)
         console.print(
-            escape(f"contract of {backend['name']} on {backend['device']}: {promises}; up to {width:.2g} ulp wide")
+            escape(
+                f"contract of {backend['name']} on {backend['device']}: {promises}; up to {width:.2g} ulp wide"
+            )
         )
     for problem in ledger.problems[:_SHOWN_PROBLEMS]:
         console.print(f"[bold red]problem[/] {escape(problem)}", soft_wrap=True)

@@ -11,4 +11,6 @@ def test_packing(case, subject, judge):
     codes, axis = packing_codes(case), packing_axis(case)
     words = pack(codes, case.weight.bits, axis)
     judge(subject.pack(codes, axis, words.shape), lambda: pack_goal(case, codes, axis, words), step="pack")
-    judge(subject.unpack(words, axis, codes.shape), lambda: unpack_goal(case, codes, axis, words), step="unpack")
+    judge(
+        subject.unpack(words, axis, codes.shape), lambda: unpack_goal(case, codes, axis, words), step="unpack"
+    )

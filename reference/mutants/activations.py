@@ -82,22 +82,42 @@ def _as(calls, fmt, how, kind):
     return [right(x, other, how, None) for x in calls]
 
 
-@mutant("activation quantization", "quantize", "int8 activations instead of fp8", lambda t: fp8(t) and t.activation.dynamic)
+@mutant(
+    "activation quantization",
+    "quantize",
+    "int8 activations instead of fp8",
+    lambda t: fp8(t) and t.activation.dynamic,
+)
 def int8_instead_of_fp8(calls, fmt, how, input_scale):
     return _as(calls, fmt, how, "int8")
 
 
-@mutant("activation quantization", "quantize", "int8 activations instead of int4", lambda t: integer(t) and t.activation.kind == "int4")
+@mutant(
+    "activation quantization",
+    "quantize",
+    "int8 activations instead of int4",
+    lambda t: integer(t) and t.activation.kind == "int4",
+)
 def int8_instead_of_int4(calls, fmt, how, input_scale):
     return _as(calls, fmt, how, "int8")
 
 
-@mutant("activation quantization", "quantize", "fp8 activations instead of int8", lambda t: dynamic(t) and t.activation.kind == "int8")
+@mutant(
+    "activation quantization",
+    "quantize",
+    "fp8 activations instead of int8",
+    lambda t: dynamic(t) and t.activation.kind == "int8",
+)
 def fp8_instead_of_int8(calls, fmt, how, input_scale):
     return _as(calls, fmt, how, "fp8")
 
 
-@mutant("activation quantization", "quantize", "int4 activations instead of int8", lambda t: dynamic(t) and t.activation.kind == "int8")
+@mutant(
+    "activation quantization",
+    "quantize",
+    "int4 activations instead of int8",
+    lambda t: dynamic(t) and t.activation.kind == "int8",
+)
 def int4_instead_of_int8(calls, fmt, how, input_scale):
     return _as(calls, fmt, how, "int4")
 
@@ -114,7 +134,12 @@ def static_instead_of_dynamic(calls, fmt, how, input_scale):
     return _each(calls, kept)
 
 
-@mutant("activation quantization", "quantize", "one scale a call instead of one a token", lambda t: token(t) and t.m > 1)
+@mutant(
+    "activation quantization",
+    "quantize",
+    "one scale a call instead of one a token",
+    lambda t: token(t) and t.m > 1,
+)
 def per_tensor_instead_of_per_token(calls, fmt, how, input_scale):
     def together(x):
         largest = np.abs(x.astype(np.float64)).max(initial=0.0)
@@ -125,7 +150,9 @@ def per_tensor_instead_of_per_token(calls, fmt, how, input_scale):
 
 @mutant("activation quantization", "quantize", "codes rounded half away from zero", integer)
 def codes_half_away(calls, fmt, how, input_scale):
-    return _each(calls, lambda x: _recoded(x, fmt, how, input_scale, lambda t: np.trunc(t + np.copysign(0.5, t))))
+    return _each(
+        calls, lambda x: _recoded(x, fmt, how, input_scale, lambda t: np.trunc(t + np.copysign(0.5, t)))
+    )
 
 
 @mutant("activation quantization", "quantize", "codes truncated toward zero", integer)
@@ -143,13 +170,18 @@ def _scaled_by(calls, fmt, how, factor):
     return _each(calls, lambda x: _with_amax(x, fmt, how, amax(x.astype(np.float64), fmt) * factor))
 
 
-@mutant("activation quantization", "quantize", "activation scales of amax / 128 (or 8)", lambda t: dynamic(t) and integer(t))
+@mutant(
+    "activation quantization",
+    "quantize",
+    "activation scales of amax / 128 (or 8)",
+    lambda t: dynamic(t) and integer(t),
+)
 def scale_by_code_count(calls, fmt, how, input_scale):
     high = code_range(fmt)[1]
     return _scaled_by(calls, fmt, how, divisor(fmt, how) / (high + 1))
 
 
-@mutant("activation quantization", "quantize", "activation scales of the other convention (amax / 127 against amax / 127.5)",
+@mutant("activation quantization", "quantize", "activation scales of the other convention, amax / 127.5 for amax / 127",
         lambda t: dynamic(t) and integer(t))  # fmt: skip
 def scale_of_other_convention(calls, fmt, how, input_scale):
     high = code_range(fmt)[1]
@@ -157,12 +189,22 @@ def scale_of_other_convention(calls, fmt, how, input_scale):
     return _scaled_by(calls, fmt, how, divisor(fmt, how) / other)
 
 
-@mutant("activation quantization", "quantize", "activation scales of amax / 240 (fp8 without its top binade)", lambda t: fp8(t) and t.activation.dynamic)
+@mutant(
+    "activation quantization",
+    "quantize",
+    "activation scales of amax / 240 (fp8 without its top binade)",
+    lambda t: fp8(t) and t.activation.dynamic,
+)
 def fp8_largest_is_240(calls, fmt, how, input_scale):
     return _scaled_by(calls, fmt, how, 448 / 240)
 
 
-@mutant("activation quantization", "quantize", "activation scales from the largest value, not the largest magnitude", dynamic)
+@mutant(
+    "activation quantization",
+    "quantize",
+    "activation scales from the largest value, not the largest magnitude",
+    dynamic,
+)
 def amax_without_abs(calls, fmt, how, input_scale):
     def signed(x):
         values = np.maximum(x.astype(np.float64), 0)
@@ -171,7 +213,12 @@ def amax_without_abs(calls, fmt, how, input_scale):
     return _each(calls, signed)
 
 
-@mutant("activation quantization", "quantize", "activation scales from the first half of the columns", lambda t: token(t) and t.k > 1)
+@mutant(
+    "activation quantization",
+    "quantize",
+    "activation scales from the first half of the columns",
+    lambda t: token(t) and t.k > 1,
+)
 def amax_of_half_a_row(calls, fmt, how, input_scale):
     def half(x):
         values = x.astype(np.float64).copy()
@@ -181,7 +228,12 @@ def amax_of_half_a_row(calls, fmt, how, input_scale):
     return _each(calls, half)
 
 
-@mutant("activation quantization", "quantize", "activation scales that miss one lane of 32", lambda t: dynamic(t) and t.k > 5)
+@mutant(
+    "activation quantization",
+    "quantize",
+    "activation scales that miss one lane of 32",
+    lambda t: dynamic(t) and t.k > 5,
+)
 def amax_misses_a_lane(calls, fmt, how, input_scale):
     def missing(x):
         values = x.astype(np.float64).copy()
@@ -198,12 +250,19 @@ def activation_scale_in_bf16(calls, fmt, how, input_scale):
         values = x.astype(np.float64)
         scale = round_to(scale_of(amax(values, fmt), fmt, how), FLOAT_FORMATS["bf16"])
         spread = spread_groups(scale, fmt.group_size, values.shape[1])
-        return QuantizedActivations(codes_of(values, spread, spread, fmt, replace(how, code_by="divide")), scale, None, fmt.group_size)
+        return QuantizedActivations(
+            codes_of(values, spread, spread, fmt, replace(how, code_by="divide")), scale, None, fmt.group_size
+        )
 
     return _each(calls, rounded)
 
 
-@mutant("activation quantization", "quantize", "the right codes with the scales of the next token", lambda t: token(t) and t.m > 1)
+@mutant(
+    "activation quantization",
+    "quantize",
+    "the right codes with the scales of the next token",
+    lambda t: token(t) and t.m > 1,
+)
 def scale_of_next_token(calls, fmt, how, input_scale):
     def rolled(x):
         found = right(x, fmt, how, input_scale)
@@ -215,7 +274,7 @@ def scale_of_next_token(calls, fmt, how, input_scale):
 @mutant("activation quantization", "quantize", "fp8 codes truncated", fp8)
 def fp8_codes_truncated(calls, fmt, how, input_scale):
     def toward_zero(t):
-        mantissa, exponent = np.frexp(t)
+        _, exponent = np.frexp(t)
         exponent = np.maximum(exponent, -5)
         return np.ldexp(np.trunc(np.ldexp(t, 4 - exponent)), exponent - 4)
 
@@ -233,10 +292,14 @@ def e5m2_instead_of_e4m3(calls, fmt, how, input_scale):
 @mutant("activation quantization", "quantize", "codes clamped one short of the range (126, 6)", integer)
 def codes_clamped_short(calls, fmt, how, input_scale):
     high = code_range(fmt)[1] - 1
-    return _each(calls, lambda x: _recoded(x, fmt, how, input_scale, lambda t: np.clip(np.rint(t), -high, high)))
+    return _each(
+        calls, lambda x: _recoded(x, fmt, how, input_scale, lambda t: np.clip(np.rint(t), -high, high))
+    )
 
 
-@mutant("activation quantization", "quantize", "codes that are not multiplied by the activation scale", quantized)
+@mutant(
+    "activation quantization", "quantize", "codes that are not multiplied by the activation scale", quantized
+)
 def activation_scale_not_applied(calls, fmt, how, input_scale):
     def bare(x):
         found = right(x, fmt, how, input_scale)
@@ -246,7 +309,9 @@ def activation_scale_not_applied(calls, fmt, how, input_scale):
     return _each(calls, bare)
 
 
-@mutant("activation quantization", "quantize", "NaN in the place of tokens that are zero", lambda t: dynamic(t))
+@mutant(
+    "activation quantization", "quantize", "NaN in the place of tokens that are zero", lambda t: dynamic(t)
+)
 def zero_token_divided_by_zero(calls, fmt, how, input_scale):
     def divided(x):
         found = right(x, fmt, how, input_scale)
@@ -264,12 +329,19 @@ def activation_scale_power_of_two(calls, fmt, how, input_scale):
         with np.errstate(divide="ignore"):
             scale = np.where(scale == 0, 0.0, np.exp2(np.ceil(np.log2(scale))))
         spread = spread_groups(scale, fmt.group_size, values.shape[1])
-        return QuantizedActivations(codes_of(values, spread, spread, fmt, replace(how, code_by="divide")), scale, None, fmt.group_size)
+        return QuantizedActivations(
+            codes_of(values, spread, spread, fmt, replace(how, code_by="divide")), scale, None, fmt.group_size
+        )
 
     return _each(calls, rounded)
 
 
-@mutant("activation quantization", "quantize", "codes without the activations' zero points", lambda t: not t.activation.symmetric)
+@mutant(
+    "activation quantization",
+    "quantize",
+    "codes without the activations' zero points",
+    lambda t: not t.activation.symmetric,
+)
 def activation_zero_point_ignored(calls, fmt, how, input_scale):
     def bare(x):
         found = right(x, fmt, how, input_scale)
@@ -278,7 +350,12 @@ def activation_zero_point_ignored(calls, fmt, how, input_scale):
     return _each(calls, bare)
 
 
-@mutant("activation quantization", "quantize", "symmetric codes where the format is asymmetric", lambda t: not t.activation.symmetric)
+@mutant(
+    "activation quantization",
+    "quantize",
+    "symmetric codes where the format is asymmetric",
+    lambda t: not t.activation.symmetric,
+)
 def symmetric_instead_of_asymmetric(calls, fmt, how, input_scale):
     def plain(x):
         found = right(x, ActivationFormat(fmt.kind), how, None)
@@ -287,7 +364,12 @@ def symmetric_instead_of_asymmetric(calls, fmt, how, input_scale):
     return _each(calls, plain)
 
 
-@mutant("activation quantization", "quantize", "activation zero points one too large", lambda t: not t.activation.symmetric)
+@mutant(
+    "activation quantization",
+    "quantize",
+    "activation zero points one too large",
+    lambda t: not t.activation.symmetric,
+)
 def activation_zero_point_plus_one(calls, fmt, how, input_scale):
     def shifted(x):
         found = right(x, fmt, how, input_scale)

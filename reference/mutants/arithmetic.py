@@ -66,7 +66,9 @@ def token_tail_unwritten(operands):
     return y
 
 
-@mutant("tails", "product", "nothing beyond the last whole tile of 32 output columns", lambda t: t.n % 32 != 0)
+@mutant(
+    "tails", "product", "nothing beyond the last whole tile of 32 output columns", lambda t: t.n % 32 != 0
+)
 def output_tail_unwritten(operands):
     y = right(operands)
     y[:, y.shape[1] // 32 * 32 :] = 0
@@ -122,7 +124,12 @@ def _narrow(operands, target, step=16):
     return total
 
 
-@mutant("accumulation", "product", "sums in fp16", lambda t: t.k >= 64 and not (t.dtype == "bf16" and t.activation.kind == "a16"))
+@mutant(
+    "accumulation",
+    "product",
+    "sums in fp16",
+    lambda t: t.k >= 64 and not (t.dtype == "bf16" and t.activation.kind == "a16"),
+)
 def accumulated_in_fp16(operands):
     return _narrow(operands, _FP16)
 
@@ -135,11 +142,18 @@ def accumulated_in_bf16(operands):
 @mutant("accumulation", "product", "two partial sums rounded to 16 bits", lambda t: t.k >= 32)
 def partial_sums_in_16_bits(operands):
     half = operands.x.shape[1] // 2
-    parts = [operands.x[:, part] @ operands.matrix[:, part].T for part in (slice(None, half), slice(half, None))]
+    parts = [
+        operands.x[:, part] @ operands.matrix[:, part].T for part in (slice(None, half), slice(half, None))
+    ]
     return round_to(parts[0], operands.output) + round_to(parts[1], operands.output)
 
 
-@mutant("accumulation", "product", "sums whose accumulator was not cleared between tiles of 8 output columns", lambda t: t.n > 8)
+@mutant(
+    "accumulation",
+    "product",
+    "sums whose accumulator was not cleared between tiles of 8 output columns",
+    lambda t: t.n > 8,
+)
 def accumulator_not_cleared(operands):
     y = right(operands)
     stale = y.copy()
@@ -170,7 +184,12 @@ def zero_point_correction_without_sum(operands):
     return operands.x @ (c.u * c.scale).T - operands.x[:, :1] * (c.u_z * c.scale)[:, 0]
 
 
-@mutant("accumulation", "product", "sums that miss one tile of 16 columns by 8 outputs", lambda t: t.k >= 32 and t.n >= 16)
+@mutant(
+    "accumulation",
+    "product",
+    "sums that miss one tile of 16 columns by 8 outputs",
+    lambda t: t.k >= 32 and t.n >= 16,
+)
 def one_tile_missed(operands):
     matrix = operands.matrix.copy()
     matrix[8:16, 16:32] = 0
@@ -289,14 +308,24 @@ def output_in_bf16(total, bias, output):
     return round_to(finish(total, bias, _BF16), output)
 
 
-@mutant("dtype", "product", "activations rounded to bf16", lambda t: t.dtype == "fp16" and t.activation.kind == "a16")
+@mutant(
+    "dtype",
+    "product",
+    "activations rounded to bf16",
+    lambda t: t.dtype == "fp16" and t.activation.kind == "a16",
+)
 def activations_in_bf16(operands):
     if isinstance(operands.quantized, QuantizedActivations):
         return right(operands)
     return right(replace(operands, x=round_to(operands.x, _BF16)))
 
 
-@mutant("dtype", "product", "activations rounded to fp16", lambda t: t.dtype == "bf16" and t.activation.kind == "a16")
+@mutant(
+    "dtype",
+    "product",
+    "activations rounded to fp16",
+    lambda t: t.dtype == "bf16" and t.activation.kind == "a16",
+)
 def activations_in_fp16(operands):
     if isinstance(operands.quantized, QuantizedActivations):
         return right(operands)
@@ -312,7 +341,12 @@ def subnormal_outputs_flushed(total, bias, output):
 E4M3_BITS = FloatFormat("weights in 4 bits", 4, -60, 2.0**60, np.dtype(np.float64))
 
 
-@mutant("dtype", "matrix", "weights rounded to the 4 significand bits of fp8", lambda t: t.weight.bits > (5 if t.weight.symmetric else 4))
+@mutant(
+    "dtype",
+    "matrix",
+    "weights rounded to the 4 significand bits of fp8",
+    lambda t: t.weight.bits > (5 if t.weight.symmetric else 4),
+)
 def weights_in_fp8(columns):
     return round_to((columns.u - columns.u_z), E4M3_BITS) * columns.scale
 

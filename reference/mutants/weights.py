@@ -49,7 +49,12 @@ def _shuffled(words, bits, size, axis, order_of_eight):
     return np.take(codes, columns, axis=axis)
 
 
-@mutant("packing", "unpack", "weights whose last, partial word is not read", lambda t: t.k * t.weight.bits % 32 != 0)
+@mutant(
+    "packing",
+    "unpack",
+    "weights whose last, partial word is not read",
+    lambda t: t.k * t.weight.bits % 32 != 0,
+)
 def partial_word_unread(words, bits, size, axis):
     whole = size * bits // 32
     kept = np.take(words, range(whole), axis=axis)
@@ -69,12 +74,21 @@ def straddling_bits_dropped(words, bits, size, axis):
     return _along(axis, unpack(words, bits, size, axis), change)
 
 
-@mutant("packing", "unpack", "weights whose straddling codes take their high bits from the same word", lambda t: t.straddles)
+@mutant(
+    "packing",
+    "unpack",
+    "weights whose straddling codes take their high bits from the same word",
+    lambda t: t.straddles,
+)
 def straddling_bits_of_same_word(words, bits, size, axis):
     def change(codes):
         position = np.arange(size) * bits
         kept = 32 - position % 32
-        first = np.ascontiguousarray(np.moveaxis(words, axis, -1)).view(np.uint32).astype(np.int64)[..., position // 32]
+        first = (
+            np.ascontiguousarray(np.moveaxis(words, axis, -1))
+            .view(np.uint32)
+            .astype(np.int64)[..., position // 32]
+        )
         low = _stored(codes, bits) & ((1 << np.minimum(kept, bits)) - 1)
         high = first & ((1 << np.maximum(bits - kept, 0)) - 1)
         mixed = low | high << np.minimum(kept, bits)
@@ -95,7 +109,12 @@ def aligned_words(words, bits, size, axis):
     return _along(axis, words, change) if words.shape[axis] else unpack(words, bits, size, axis)
 
 
-@mutant("packing", "unpack", "weights read from the high end of each word down", lambda t: 32 % t.weight.bits == 0 and t.k > 1)
+@mutant(
+    "packing",
+    "unpack",
+    "weights read from the high end of each word down",
+    lambda t: 32 % t.weight.bits == 0 and t.k > 1,
+)
 def high_code_first(words, bits, size, axis):
     per_word = 32 // bits
     whole = packed_size(size, bits) * per_word
@@ -116,7 +135,9 @@ def neighbours_swapped(words, bits, size, axis):
 
 @mutant("packing", "unpack", "codes read as two's complement instead of offset binary")
 def twos_complement(words, bits, size, axis):
-    return _along(axis, unpack(words, bits, size, axis), lambda c: _signed(_stored(c, bits) ^ (1 << (bits - 1)), bits))
+    return _along(
+        axis, unpack(words, bits, size, axis), lambda c: _signed(_stored(c, bits) ^ (1 << (bits - 1)), bits)
+    )
 
 
 @mutant("packing", "unpack", "the largest code as one less")
@@ -177,19 +198,28 @@ def zero_point_minus_one(weight, output):
     return replace(columns, u_z=columns.u_z - 1)
 
 
-@mutant("zero points", "columns", "symmetric weights with an offset of one less", lambda t: t.weight.symmetric)
+@mutant(
+    "zero points", "columns", "symmetric weights with an offset of one less", lambda t: t.weight.symmetric
+)
 def symmetric_offset_minus_one(weight, output):
     columns = columns_of(weight, output)
     return replace(columns, u_z=columns.u_z - 1)
 
 
-@mutant("zero points", "columns", "weights with the zero points of the next group", lambda t: asym(t) and grouped(t))
+@mutant(
+    "zero points",
+    "columns",
+    "weights with the zero points of the next group",
+    lambda t: asym(t) and grouped(t),
+)
 def zero_point_of_next_group(weight, output):
     rolled = replace(weight, zero_point=np.roll(weight.zero_point, -1, axis=1))
     return columns_of(rolled, output)
 
 
-@mutant("zero points", "columns", "weights with the zero points of the next row", lambda t: asym(t) and t.n > 1)
+@mutant(
+    "zero points", "columns", "weights with the zero points of the next row", lambda t: asym(t) and t.n > 1
+)
 def zero_point_of_next_row(weight, output):
     return columns_of(replace(weight, zero_point=np.roll(weight.zero_point, -1, axis=0)), output)
 
@@ -335,9 +365,18 @@ def group_read_as_channel(weight, output):
     return _groups_as(weight, output, np.zeros(weight.k, np.int64))
 
 
-@mutant("groups", "columns", "groups that restart every 64 columns", lambda t: t.groups > 1 and t.k > 64 and t.weight.group_size < 64)
+@mutant(
+    "groups",
+    "columns",
+    "groups that restart every 64 columns",
+    lambda t: t.groups > 1 and t.k > 64 and t.weight.group_size < 64,
+)
 def groups_restart_with_each_tile(weight, output):
-    return _groups_as(weight, output, np.minimum(np.arange(weight.k) % 64 // weight.format.group_size, weight.groups().max()))
+    return _groups_as(
+        weight,
+        output,
+        np.minimum(np.arange(weight.k) % 64 // weight.format.group_size, weight.groups().max()),
+    )
 
 
 # ---- dtype of scales
@@ -359,4 +398,9 @@ def scale_bits_misread(weight, output):
     misread = np.nan_to_num(weight.scale.view(other).astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
     columns = columns_of(replace(weight, scale=np.zeros_like(weight.scale)), output)
     spread = np.broadcast_to(misread, (weight.n, misread.shape[-1]))
-    return replace(columns, scale=np.ascontiguousarray(spread[:, weight.groups()] if misread.shape[-1] > 1 else np.broadcast_to(spread, columns.u.shape)))
+    return replace(
+        columns,
+        scale=np.ascontiguousarray(
+            spread[:, weight.groups()] if misread.shape[-1] > 1 else np.broadcast_to(spread, columns.u.shape)
+        ),
+    )
