@@ -82,7 +82,9 @@ class Quantizer:
 
 
 def code_range(fmt: ActivationFormat) -> tuple[float, float]:
-    """Lowest and highest code: -128..127, -8..7, -448..448 (C61)."""
+    """Lowest and highest code: -128..127, -8..7, -448..448 (C61). Raises FormatError for 16-bit activations."""
+    if fmt.kind == "a16":
+        raise FormatError("activation format a16: 16-bit activations have no codes")
     return {"int8": (-128.0, 127.0), "int4": (-8.0, 7.0), "fp8": (-448.0, 448.0)}[fmt.kind]
 
 
@@ -177,10 +179,11 @@ def open_tokens(
     if settled.all():
         return np.zeros(len(x), np.bool_)
     if convention == "compressed-tensors":  # quotients of 16 bits are further apart than the slack
-        return np.asarray(~settled.all(axis=1))
+        return np.broadcast_to(~settled.all(axis=1), (len(x),))
     low, high = legal_codes(x, fmt, plain.scale)
     apart = np.any([np.abs(scale - plain.scale) > 2.0**-22 * plain.scale for scale in scales], axis=0)
-    return np.asarray(~settled.all(axis=1) & ((low != high).any(axis=1) | apart.any(axis=1)))
+    free = ~settled.all(axis=1) & ((low != high).any(axis=1) | apart.any(axis=1))
+    return np.broadcast_to(free, (len(x),))
 
 
 # ---- the steps of a symmetric quantizer
@@ -260,6 +263,7 @@ def _quantize_asymmetric(values: Float64Array, fmt: ActivationFormat, how: Quant
         if how.scale_by == "divide"
         else rounded(span * float(round_to(1 / steps, how.arithmetic)))
     )
+    before = scale  # compressed-tensors takes the zero point before it replaces a scale of zero
     scale = np.where(scale == 0, how.zero_scale, scale)
     flat = scale == 0
     divided = np.where(flat, 1.0, scale)
@@ -268,6 +272,8 @@ def _quantize_asymmetric(values: Float64Array, fmt: ActivationFormat, how: Quant
     by_division = how.code_by == "divide"
     t = rounded(values / divided if by_division else values * inverse, how.quotient)
     if how.levels == "half-range":  # compressed-tensors adds the zero point before it rounds
+        with np.errstate(divide="ignore", invalid="ignore"):
+            below = np.where(least == 0, 0.0, rounded(least / before))
         zero_point = np.rint(np.clip(rounded(low - below), low, high))
         codes = np.rint(np.clip(rounded(t + zero_point, how.quotient), low, high))
     else:
@@ -298,5 +304,10 @@ def spread_groups(values: npt.NDArray[Any], group_size: int, k: int) -> npt.NDAr
 
 
 def _same(a: QuantizedActivations, b: QuantizedActivations) -> bool:
-    zeros = a.zero_point is b.zero_point or np.array_equal(a.zero_point, b.zero_point)
-    return zeros and np.array_equal(a.scale, b.scale) and np.array_equal(a.codes, b.codes)
+    if (
+        a.zero_point is not None
+        and b.zero_point is not None
+        and not np.array_equal(a.zero_point, b.zero_point)
+    ):
+        return False
+    return np.array_equal(a.scale, b.scale) and np.array_equal(a.codes, b.codes)

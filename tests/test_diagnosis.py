@@ -29,7 +29,7 @@ NAMED = {
     "quantization_skipped": ("linear/w4-g128-sym/a-int8/bf16/*", "W4A16: activation quantization was skipped"),
     "int8_instead_of_fp8": ("linear/w4-g128-sym/a-fp8/bf16/*", "it computes int8 activations instead of fp8"),
     "static_instead_of_dynamic": ("linear/w4-g32-sym/a-int4/fp16/*", "it computes static scales instead of dynamic"),
-    "per_tensor_instead_of_per_token": ("linear/w8-channel-asym/a-int8/fp16/*", "one scale a call instead of one a token"),
+    "per_tensor_instead_of_per_token": ("linear/w8-channel-asym/a-int8/fp16/*", "one scale a call instead of one a"),
     "zero_point_plus_one": ("linear/w3-g32-asym/a16/bf16/*", "zero points one too large"),
     "straddling_bits_dropped": ("dequantize/w3-g32-sym/bf16/*", "without the high bits that lie in the next word"),
     "scale_of_next_group": ("dequantize/w4-g32-asym/fp16/*", "the scales of the next group"),
