@@ -161,7 +161,7 @@ def main() -> int:
         if c.operation in OPERATIONS and (c.quick or arguments.set == "full")
     ]
     started = time.monotonic()
-    workers = min(os.cpu_count() or 1, 8)
+    workers = os.cpu_count() or 1
     chunks = [names[i :: workers * 16] for i in range(workers * 16)]
     parts = []
     with ProcessPoolExecutor(workers) as pool:
