@@ -128,7 +128,10 @@ class LinearGoal:
     contract: Contract
 
     def compare(self, arrays: tuple[Array, ...]) -> Comparison:
-        return compare_to_expected(self.problem.expected(self.contract), arrays[0])
+        comparison = compare_to_expected(self.problem.expected(self.contract), arrays[0])
+        if self.problem.case.recipe not in ("random", "trained"):
+            comparison = replace(comparison, statistics={})  # of constructed data they say nothing
+        return comparison
 
     def diagnose(self, arrays: tuple[Array, ...], comparison: Comparison) -> Diagnosis:
         (actual,) = arrays

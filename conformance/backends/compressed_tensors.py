@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
-from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme, QuantizationStrategy
 from compressed_tensors.quantization.lifecycle.forward import quantize
 from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
 
@@ -33,6 +33,9 @@ class CompressedTensorsBackend:
         self.device = device
 
     def supports(self, case: Case) -> Support:
+        quantizer = case.operation == "activation_quantization"
+        if quantizer and self.device == "cuda" and case.activation.strategy == "token":
+            return Support.no("quantize() of compressed-tensors has no strategy token on CUDA")
         if case.act_order:
             return Support.no("compressed-tensors removed group activation ordering: it has no g_idx")
         if case.operation == "validation" and case.recipe not in _VALIDATES:
@@ -57,6 +60,12 @@ class CompressedTensorsBackend:
     def quantize_activation(
         self, x: torch.Tensor, args: Any, input_scale: float | None
     ) -> list[torch.Tensor]:
+        return self._quantized(x, args, input_scale, args["strategy"])
+
+    def _quantized(
+        self, x: torch.Tensor, args: Any, input_scale: float | None, strategy: str
+    ) -> list[torch.Tensor]:
+        """strategy: by which the library is told to apply the scales."""
         arguments = QuantizationArgs(**args)
         if input_scale is not None:
             scale = torch.tensor([input_scale], device=x.device)
@@ -68,7 +77,8 @@ class CompressedTensorsBackend:
             if args["strategy"] == "token":
                 scale, zero_point = scale[0], zero_point[0]
         dtype = torch.float8_e4m3fn if args["type"] == "float" else torch.int8
-        codes = quantize(x, scale, zero_point, arguments, dtype=dtype)
+        applied = arguments.model_copy(update={"strategy": QuantizationStrategy(strategy)})
+        codes = quantize(x, scale, zero_point, applied, dtype=dtype)
         per = (1, 1) if args["strategy"] == "tensor" else tuple(scale.shape)
         answer = [codes, scale.reshape(per).float()]
         return answer if args["symmetric"] else [*answer, zero_point.reshape(per).to(torch.int32)]
@@ -83,7 +93,9 @@ class CompressedTensorsBackend:
         def linear(x: torch.Tensor) -> torch.Tensor:
             values = x.float()
             if activations is not None:
-                codes, scale = self.quantize_activation(x, activations, None)
+                # A scale a row of x is one a channel: by that name the library knows it on CUDA too.
+                by = "channel" if activations["strategy"] == "token" else activations["strategy"]
+                codes, scale = self._quantized(x, activations, None, by)
                 values = codes.float() * scale
             return torch.nn.functional.linear(values, matrix, bias).to(dtype)
 

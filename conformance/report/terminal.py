@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
+from statistics import median
 from typing import IO
 
 from rich.box import SIMPLE_HEAD
@@ -209,10 +210,11 @@ def _print_account(console: Console, report: Report) -> None:
             for name, value in backend["contract"].items()
             if value != usual[name] or name in ("weights", "integers", "quantizer")
         )
-        width = max((v.width for v in verdicts if v.backend == backend["name"]), default=0.0)
+        widths = [v.width for v in verdicts if v.backend == backend["name"] and v.elements]
+        width = median(widths) if widths else 0.0
         console.print(
             escape(
-                f"contract of {backend['name']} on {backend['device']}: {promises}; up to {width:.2g} ulp wide"
+                f"contract of {backend['name']} on {backend['device']}: {promises}; accepts {width:.2g} ulp"
             )
         )
     for problem in ledger.problems[:_SHOWN_PROBLEMS]:

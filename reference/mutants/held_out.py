@@ -56,6 +56,21 @@ def static(t):
     return symmetric(t) and not t.activation.dynamic
 
 
+def asym_activations(t):
+    return quantized(t) and not t.activation.symmetric and t.k > 1
+
+
+def flat(t):
+    """Asymmetric tokens of one value span nothing: they have scale 0 whatever their codes."""
+    return not t.activation.symmetric and t.k == 1
+
+
+def free_codes(t):
+    """Whether codes exist that are not their scale's own largest."""
+    together = t.m * t.k if t.activation.strategy == "tensor" else t.k
+    return static(t) or (dynamic(t) and together > 1)
+
+
 def asym_rows(t):
     return asym(t) and per_row(t)
 
@@ -119,7 +134,10 @@ def word_pairs_exchanged(words, bits, size, axis):
     "packing",
     "unpack",
     "weights whose rows follow each other without starting at a word",
-    lambda t: t.n > 1 and t.k * t.weight.bits % 32 != 0,
+    lambda t: (
+        (t.n > 1 and t.k * t.weight.bits % 32 != 0)
+        or (asym(t) and t.groups > 1 and t.n * t.weight.bits % 32 != 0)
+    ),
 )
 def rows_without_word_boundary(words, bits, size, axis):
     def change(rows):
@@ -414,8 +432,10 @@ def symmetric_levels_centred(columns):
 
 @mutant("zero points", "matrix", "weights whose code - zero point wraps at the width of the codes", asym)
 def difference_wraps(columns):
-    offset = columns.weight.format.offset
-    return ((columns.u - columns.u_z + offset) % (2 * offset) - offset) * columns.scale
+    low, high = columns.weight.format.code_range
+    difference = columns.u - columns.u_z
+    difference -= (high - low + 1.0) * ((difference > high) * 1.0 - (difference < low))
+    return difference * columns.scale
 
 
 @mutant("zero points", "matrix", "weights whose code - zero point saturates at the range of the codes", asym)
@@ -589,7 +609,7 @@ def groups_one_column_late(weight, output):
     "groups",
     "columns",
     "weights in groups of 128 whatever their size",
-    lambda t: grouped(t) and t.weight.group_size != 128,
+    lambda t: grouped(t) and (t.act_order or t.weight.group_size != 128),
 )
 def group_size_taken_as_128(weight, output):
     last = weight.scale.shape[-1] - 1
@@ -729,7 +749,7 @@ def last_column_reads_next_token(operands):
 def last_k_tile_overlaps(operands):
     k = operands.x.shape[1]
     column = np.arange(k)
-    twice = (column >= k - 64) & (column < k // 64 * 64) & (k > 64)
+    twice = (column >= k - 64) & (column < k // 64 * 64) & (k > 64) & (k % 64 != 0)
     return right(replace(operands, x=operands.x * np.where(twice, 2.0, 1.0)))
 
 
@@ -868,7 +888,7 @@ def _in_steps(operands, step):
 
 
 @mutant(
-    "accumulation", "product", "sums truncated to 11 significand bits every 32 columns", lambda t: t.k >= 64
+    "accumulation", "product", "sums truncated to 11 significand bits every 32 columns", lambda t: t.k > 1
 )
 def sums_truncated_to_11_bits(operands):
     total = np.zeros((len(operands.x), len(operands.matrix)))
@@ -964,7 +984,7 @@ def zero_point_correction_from_whole_row(operands):
     "accumulation",
     "product",
     "the correction by activation zero points without the last column of K",
-    lambda t: quantized(t) and not t.activation.symmetric,
+    asym_activations,
 )
 def activation_correction_misses_a_column(operands):
     q = operands.quantized
@@ -1022,8 +1042,11 @@ def _sum(total, bias):
 
 def _floor(exact, output):
     y = round_to(exact, output)
-    below, _ = half_ulps(y, output)
-    return round_to(np.where((y > exact) & np.isfinite(y), y - 2 * below, y), output)
+    above = (y > exact) & np.isfinite(y)
+    lower = y[above]
+    lower -= 2 * half_ulps(lower, output)[0]
+    y[above] = np.where(lower < -output.largest, -np.inf, lower)
+    return y
 
 
 def _ceil(exact, output):
@@ -1032,6 +1055,21 @@ def _ceil(exact, output):
 
 def _toward_zero(exact, output):
     return np.where(exact < 0, _ceil(exact, output), _floor(exact, output))
+
+
+def _ties(exact, output):
+    """The rounded numbers, and the same with the other neighbour where two are equally near."""
+    y = round_to(exact, output)
+    finer = replace(output, precision=output.precision + 1, largest=math.inf)
+    tie = (y != exact) & np.isfinite(y) & (round_to(exact, finer) == exact)
+    other = y.copy()
+    other[tie] = 2 * exact[tie] - y[tie]
+    return y, other
+
+
+def _half_away(exact, output):
+    y, other = _ties(exact, output)
+    return np.where(np.abs(other) > np.abs(y), other, y)
 
 
 @mutant("rounding", "finish", "outputs rounded up")
@@ -1047,19 +1085,13 @@ def negative_outputs_truncated(total, bias, output):
 
 @mutant("rounding", "finish", "outputs with ties rounded up")
 def output_half_up(total, bias, output):
-    exact = _sum(total, bias)
-    y = round_to(exact, output)
-    _, above = half_ulps(y, output)
-    return round_to(np.where((exact == y + above) & np.isfinite(y), y + 2 * above, y), output)
+    return np.maximum(*_ties(_sum(total, bias), output))
 
 
 @mutant("rounding", "finish", "outputs with ties rounded toward zero")
 def output_half_toward_zero(total, bias, output):
-    exact = _sum(total, bias)
-    y = round_to(exact, output)
-    below, above = half_ulps(y, output)
-    y = np.where((exact > 0) & (exact == y - below) & np.isfinite(y), y - 2 * below, y)
-    return np.where((exact < 0) & (exact == y + above) & np.isfinite(y), y + 2 * above, y)
+    y, other = _ties(_sum(total, bias), output)
+    return np.where(np.abs(other) < np.abs(y), other, y)
 
 
 @mutant("rounding", "finish", "outputs rounded twice, first to three bits more")
@@ -1120,10 +1152,7 @@ def weights_rounded_up(matrix, output):
     lambda t: a16(t) and inexact_weights(t),
 )
 def weights_half_away(matrix, output):
-    y = round_to(matrix, output)
-    below, above = half_ulps(y, output)
-    tie = np.where(matrix > 0, matrix == y + above, matrix == y - below) & np.isfinite(y) & (matrix != 0)
-    return round_to(np.where(tie, y + np.where(matrix > 0, 2 * above, -2 * below), y), output)
+    return _half_away(matrix, output)
 
 
 @mutant("rounding", "product", "activations rounded to 7 significand bits", a16)
@@ -1310,7 +1339,7 @@ def activation_scale_in_fp16(calls, fmt, how, input_scale):
     "dtype",
     "quantize",
     "negative activation codes read as unsigned",
-    lambda t: t.activation.kind in ("int8", "int4"),
+    lambda t: t.activation.kind in ("int8", "int4") and not flat(t),
 )
 def activation_codes_read_as_unsigned(calls, fmt, how, input_scale):
     low, high = code_range(fmt)
@@ -1326,7 +1355,7 @@ def activation_codes_read_as_unsigned(calls, fmt, how, input_scale):
     "dtype",
     "product",
     "the product of activation scale and weight scale rounded to 16 bits",
-    lambda t: symmetric(t) and t.groups == 1 and t.activation.strategy != "group",
+    lambda t: quantized(t) and not flat(t) and t.groups == 1 and t.activation.strategy != "group",
 )
 def product_of_scales_in_16_bits(operands):
     c, q = operands.columns, operands.quantized
@@ -1506,23 +1535,32 @@ def first_scale_kept_from_first_call(calls, fmt, how, input_scale):
     ]
 
 
-@mutant("activation quantization", "quantize", "codes with ties rounded up", integer)
+@mutant(
+    "activation quantization",
+    "quantize",
+    "codes with ties rounded up",
+    lambda t: integer(t) and free_codes(t),
+)
 def codes_half_up(calls, fmt, how, input_scale):
     return _each(calls, lambda x: _recoded(x, fmt, how, input_scale, lambda t: np.floor(t + 0.5)))
 
 
-@mutant("activation quantization", "quantize", "fp8 codes with ties rounded away from zero", fp8)
+@mutant(
+    "activation quantization",
+    "quantize",
+    "fp8 codes with ties rounded away from zero",
+    lambda t: fp8(t) and free_codes(t),
+)
 def fp8_codes_half_away(calls, fmt, how, input_scale):
-    def away(t):
-        y = round_to(t, E4M3)
-        below, above = half_ulps(y, E4M3)
-        tie = np.where(t > 0, t == y + above, t == y - below) & (t != 0)
-        return np.where(tie, y + np.where(t > 0, 2 * above, -2 * below), y)
-
-    return _each(calls, lambda x: _recoded(x, fmt, how, input_scale, away))
+    return _each(calls, lambda x: _recoded(x, fmt, how, input_scale, lambda t: _half_away(t, E4M3)))
 
 
-@mutant("activation quantization", "quantize", "zero in the place of subnormal fp8 codes", fp8)
+@mutant(
+    "activation quantization",
+    "quantize",
+    "zero in the place of subnormal fp8 codes",
+    lambda t: fp8(t) and free_codes(t),
+)
 def fp8_subnormal_codes_flushed(calls, fmt, how, input_scale):
     def flushed(x):
         found = right_quantize(x, fmt, how, input_scale)
@@ -1535,7 +1573,7 @@ def fp8_subnormal_codes_flushed(calls, fmt, how, input_scale):
     "activation quantization",
     "quantize",
     "codes with the activation zero points of the next token",
-    lambda t: quantized(t) and not t.activation.symmetric and t.m > 1,
+    lambda t: asym_activations(t) and t.m > 1,
 )
 def activation_zero_point_of_next_token(calls, fmt, how, input_scale):
     def rolled(x):
@@ -1550,7 +1588,7 @@ def activation_zero_point_of_next_token(calls, fmt, how, input_scale):
     "activation quantization",
     "quantize",
     "asymmetric codes of at most 126",
-    lambda t: quantized(t) and not t.activation.symmetric,
+    asym_activations,
 )
 def asymmetric_top_code_lost(calls, fmt, how, input_scale):
     def cut(x):
