@@ -1,6 +1,6 @@
 """Correct kernels, each with an arithmetic of its own, and how often the judge refuses one: false alarms.
 
-    python tools/correct_kernels.py [--seeds 200] [--first 0] [--cases 60] [--workers 2] [--report FILE.json]
+    python tools/correct_kernels.py [--seeds 200] [--first 0] [--cases 60] [--workers N] [--report FILE.json]
 
 A seed draws a kernel, the contract that it would honestly declare and a sample of the matrix. What judges
 real backends judges it, and whatever it refuses is a false alarm: exit code 1. The kernels compute in genuine
@@ -620,7 +620,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=200, help="how many kernels")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--cases", type=int, default=60, help="cases a kernel")
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--report", type=Path, help="write the figures as JSON")
     given = parser.parse_args()
     seeds = range(given.first, given.first + given.seeds)
