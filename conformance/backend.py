@@ -54,6 +54,12 @@ class Support:
     claimed: bool
     reason: str = ""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.claimed, bool) or not isinstance(self.reason, str):
+            raise TypeError("Support is made of a bool and a reason in words")
+        if not self.claimed and not self.reason:
+            raise ValueError("Support.no needs a reason")
+
     @classmethod
     def yes(cls) -> Support:
         return cls(True)
@@ -61,8 +67,6 @@ class Support:
     @classmethod
     def no(cls, reason: str) -> Support:
         """reason: one sentence for the person who reads the report; it must not be empty."""
-        if not reason:
-            raise ValueError("Support.no needs a reason")
         return cls(False, reason)
 
 

@@ -65,13 +65,17 @@ def compare_to_expected(expected: Expected, actual: Array) -> Comparison:
     if fitting:
         return min(fitting, key=Trial.worst).comparison(True)
     best = min(trials, key=lambda trial: (int(trial.outside.sum()), int(trial.off.sum())))
-    if not expected.exact and y.ndim == 2 and _in_the_hull(trials, expected, y):
-        if all(trial.outside.any() for trial in trials):
-            return best.comparison(True, note=UNEXPLAINED)
+    if (
+        not expected.exact
+        and all(trial.outside.any() for trial in trials)
+        and _in_the_hull(trials, expected, y)
+    ):
+        return best.comparison(True, note=UNEXPLAINED)
+    inside = np.logical_or.reduce([~trial.outside for trial in trials])
+    if inside.all():
         off = f"{int(best.off.sum())} of {y.size} elements are not the nearest rounding, each allowed"
         return best.comparison(False, detail=f"{off}, together more than it can tip (C46)", wrong=best.off)
-    inside = np.logical_or.reduce([~trial.outside for trial in trials])
-    return best.comparison(False, wrong=best.outside if inside.all() else ~inside)
+    return best.comparison(False, wrong=~inside)
 
 
 class Trial:
@@ -86,17 +90,10 @@ class Trial:
         self.fits = not self.outside.any() and self._roundings_plausible()
 
     def _roundings_plausible(self) -> bool:
-        """Few enough elements off the finished centre: at most S + 6 sqrt(S) + 3, where S counts those that
-        a quarter of the radius can tip; in total, in each row and in each column (C46)."""
         if not self.off.any():
             return True
         low, high = self.expected.interval(self.hypothesis, 0.25)
-        tippable = low != high
-        for axis in (None, 0, 1):
-            s = np.asarray(tippable.sum(axis=axis))
-            if (np.asarray(self.off.sum(axis=axis)) > s + 6 * np.sqrt(s) + 3).any():
-                return False
-        return True
+        return roundings_plausible(self.off, low != high)
 
     def worst(self) -> float:
         """The largest distance from the centre to what rounds to y, as a fraction of the radius. Where more
@@ -148,22 +145,39 @@ _FLIPS = 10
 
 def _in_the_hull(trials: list[Trial], expected: Expected, y: Float64Array) -> bool:
     """Whether each element is explained by some hypothesis, or each token by one with some of the activation
-    codes flipped that legally may (C45)."""
+    codes flipped that legally may (C45), and no more of them are off than can tip (C46)."""
     inside = np.logical_or.reduce([~trial.outside for trial in trials])
-    tokens = np.flatnonzero(~inside.all(axis=1))
-    return all(any(_flipped(trial, expected, y, int(t)) for trial in trials) for t in tokens)
+    off = np.logical_and.reduce([trial.off for trial in trials])
+    for token in np.flatnonzero(~inside.all(axis=1)):
+        nearest = [found for t in trials if (found := _flipped(t, expected, y, int(token))) is not None]
+        if not nearest:
+            return False
+        off[token] = y[token] != nearest[0]
+    intervals = [expected.interval(trial.hypothesis, 0.25) for trial in trials]
+    return roundings_plausible(off, np.logical_or.reduce([low != high for low, high in intervals]))
 
 
-def _flipped(trial: Trial, expected: Expected, y: Float64Array, token: int) -> bool:
-    """Whether one subset of the codes that may flip explains a whole token."""
+def _flipped(trial: Trial, expected: Expected, y: Float64Array, token: int) -> Float64Array | None:
+    """The finished centre (N) of the subset of flipping codes that explains a whole token, or None."""
     hypothesis = trial.hypothesis
     changes = hypothesis.flips.get(token)
     if changes is None or len(changes) > _FLIPS:
-        return False
+        return None
     subsets = (np.arange(1 << len(changes))[:, None] >> np.arange(len(changes))) & 1
     centres = hypothesis.centre[token] + subsets @ changes
     low, high = expected.around(hypothesis, centres, hypothesis.radius[token])
-    return bool(((low <= y[token]) & (y[token] <= high)).all(axis=1).any())
+    fitting = np.flatnonzero(((low <= y[token]) & (y[token] <= high)).all(axis=1))
+    return None if len(fitting) == 0 else expected.finish(hypothesis, centres[fitting[0]])
+
+
+def roundings_plausible(off: Mask, tippable: Mask) -> bool:
+    """Few enough elements off the finished centre: at most S + 6 sqrt(S) + 3, where S counts those that
+    can tip; in total, in each row and in each column (C46)."""
+    for axis in (None, 0, 1):
+        s = np.asarray(tippable.sum(axis=axis))
+        if (np.asarray(off.sum(axis=axis)) > s + 6 * np.sqrt(s) + 3).any():
+            return False
+    return True
 
 
 def statistics(hypothesis: Hypothesis, expected: Expected, y: Float64Array) -> dict[str, float]:

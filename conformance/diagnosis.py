@@ -64,8 +64,10 @@ class Diagnosis:
         if not self.fault:
             nearest = f"; no known fault fits, the nearest is {self.runner_up}" if self.runner_up else ""
             return self.pattern + nearest
-        away = f"the right answer is {_number(self.right)} away"
-        said = f"it computes {self.computes} ({_number(self.distance)} bounds away; {away})"
+        away = f"{_number(self.distance)} bounds away; the right answer is {_number(self.right)} away"
+        said = f"it computes {self.computes} ({away})"
+        if self.distance is None:
+            said = f"all but few of its elements are those of {self.computes}"
         if self.runner_up:
             said += f"; the next is {self.runner_up}, {_number(self.runner_up_distance)} away"
         return f"{said}. {self.pattern}"
@@ -173,7 +175,7 @@ def pattern(comparison: Comparison, actual: Array, groups: Array | None = None, 
     groups: the group of each column where the columns are those of a weight; bits: its width.
     """
     wrong, right, allowed = comparison.wrong, comparison.right, comparison.allowed
-    if wrong is None or right is None:
+    if wrong is None or right is None or not wrong.any():
         return comparison.detail
     parts = [comparison.detail] if comparison.detail else []
     parts.append(f"{int(wrong.sum())} of {wrong.size} elements are wrong")

@@ -151,7 +151,9 @@ class LinearGoal:
             other = self.problem.mutated(mutant, self.contract)
             compared = compare_to_expected(other, actual)
             share = _mismatches(other, y)
-            fits = (compared.passes and not compared.note) or explains(share, off, y.size)
+            fits = (compared.passes and not compared.note) or explains(share, off, int(np.isfinite(y).sum()))
+            if not np.isfinite(y).all():  # numbers that are none have a cause of their own
+                fits = compared.passes
             return Match(fits, share, distance_in_bounds(other, y))
 
         where = pattern(comparison, actual)
@@ -220,7 +222,8 @@ def _match_codes(other: QuantizedActivations, actual: QuantizedActivations) -> M
     near = np.allclose(other.scale, actual.scale, rtol=2.0**-22, atol=0, equal_nan=True)
     error = np.abs(other.codes - actual.codes)
     distance = float(np.nan_to_num(error, nan=np.inf, posinf=np.inf).max(initial=0.0))
-    return Match(bool(near and distance == 0), float((error != 0).mean()) + (0.0 if near else 1.0), distance)
+    share = float((error != 0).mean()) if error.size else 0.0
+    return Match(bool(near and distance == 0), share + (0.0 if near else 1.0), distance)
 
 
 def dequantize_goal(case: Case, weight: QuantizedWeight, expected: Array) -> ArrayGoal:

@@ -159,5 +159,5 @@ def _refused_or_crashed(error: BaseException, claimed: bool) -> Answer:
 
 
 def _describe(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split())[:400]
     return f"{type(error).__name__}: {text}" if text else f"{type(error).__name__} without a message"

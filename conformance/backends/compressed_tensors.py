@@ -92,7 +92,7 @@ class CompressedTensorsBackend:
 
         def linear(x: torch.Tensor) -> torch.Tensor:
             values = x.float()
-            if activations is not None:
+            if activations is not None and len(x):  # on CUDA the library fails for no rows
                 # A scale a row of x is one a channel: by that name the library knows it on CUDA too.
                 by = "channel" if activations["strategy"] == "token" else activations["strategy"]
                 codes, scale = self._quantized(x, activations, None, by)

@@ -67,9 +67,8 @@ def _gpus() -> list[str]:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
         return []
-    return [
-        f"{name}, driver {driver}" for name, driver in (line.split(", ") for line in done.stdout.splitlines())
-    ]
+    lines = [line.rpartition(", ") for line in done.stdout.splitlines()]
+    return [f"{name}, driver {driver}" for name, _, driver in lines]
 
 
 def _version(package: str) -> str | None:

@@ -56,7 +56,7 @@ def _cause(verdict: Verdict) -> str:
         return str(verdict.diagnosis["fault"])
     if verdict.diagnosis:
         return "no known fault"
-    return re.sub(r"-?\d+(\.\d+)?", "#", verdict.detail.partition(";")[0])
+    return re.sub(r"-?\d+(\.\d+)?", "#", verdict.detail.partition(";")[0])[:100]
 
 
 def _size(verdict: Verdict) -> tuple[int, str]:

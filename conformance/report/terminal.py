@@ -156,12 +156,12 @@ def _alone(report: Report, verdict: Verdict) -> str:
 
 
 def _print_notes(console: Console, verdicts: Sequence[Verdict]) -> None:
-    noted = [v for v in verdicts if v.note]
+    noted = [v for v in verdicts if v.note and v.outcome is Outcome.CONFORMS]
     if noted:
         console.print(
             f"\n{len(noted)} conforming cases with a note, such as {escape(noted[0].case)}: {noted[0].note}"
         )
-    odd = [v for v in verdicts if not v.fails and _notable(v)]
+    odd = [v for v in verdicts if v.outcome is Outcome.CONFORMS and _notable(v)]
     if odd:
         worst = max(odd, key=lambda v: v.statistics["rms"])
         said = ", ".join(f"{name} {value:g}" for name, value in worst.statistics.items())
