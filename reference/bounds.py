@@ -164,10 +164,10 @@ def side_by_side(parts: Sequence[Expected]) -> Expected:
 class Magnitudes:
     """What an accumulation of x (M, K) with w = (u - u_z) * s (N, K) really reaches, (M, N) each.
 
-    nz: root of the sum of squared products; stored: the same of the products x u s, which a kernel sums that
-    corrects for zero points late. pre: largest |prefix sum|, at group boundaries and at least
+    nz: root of the sum of squared products; stored: the same of the products x u s or x q s, the larger, which a
+    kernel sums that corrects for zero points late. pre: largest |prefix sum|, at group boundaries and at least
     every 128 columns. halves: mean over the groups of P_g = |sum x u s| + |sum x u_z s|, the two halves of a
-    zero-point correction made late. root: root of the sum of P_g^2. groups, k: G and K.
+    zero-point correction made late, or the same of signed codes, the larger. root: root of the sum of P_g^2. groups, k: G and K.
     """
 
     nz: Float64Array
@@ -190,12 +190,13 @@ def magnitudes(
     zero_points: Float64Array,
     scales: Float64Array,
     groups: npt.NDArray[np.int64],
+    offset: int,
 ) -> Magnitudes:
     """The magnitudes of an accumulation (C44).
 
     codes and zero_points are the stored, unsigned ones, because a kernel may accumulate u and correct by
-    u_z * sum(x) later; both halves are then really formed. All three are (N, K), per column; groups is
-    the group of each column.
+    u_z * sum(x) later, or do so with signed codes, u and u_z less offset; both halves are then really formed.
+    All three are (N, K), per column; groups is the group of each column.
     """
     m, k = x.shape
     n = codes.shape[0]
@@ -206,19 +207,21 @@ def magnitudes(
     scaled, corrections = codes * scales, zero_points * scales
     squared = x * x
     nz = np.sqrt(squared @ np.square(scaled - corrections).T)
-    stored = np.sqrt(squared @ np.square(scaled).T)
-    prefix, pre, up, down, total, squares = (np.zeros((m, n)) for _ in range(6))
+    signed = (codes - offset) * scales
+    stored = np.sqrt(np.maximum(squared @ np.square(scaled).T, squared @ np.square(signed).T))
+    prefix, pre, up, down, moved, total, squares = (np.zeros((m, n)) for _ in range(7))
     for columns, last in _chunks(groups):
         first = x[:, columns] @ scaled[:, columns].T
         second = x[:, columns] @ corrections[:, columns].T
         prefix += first - second
         np.maximum(pre, np.abs(prefix), out=pre)
         up, down = up + first, down + second
+        moved = moved + x[:, columns] @ (offset * scales[:, columns]).T
         if last:
-            both = np.abs(up) + np.abs(down)
+            both = np.maximum(np.abs(up) + np.abs(down), np.abs(up - moved) + np.abs(down - moved))
             total += both
             squares += both * both
-            up, down = np.zeros_like(up), np.zeros_like(down)
+            up, down, moved = np.zeros_like(up), np.zeros_like(down), np.zeros_like(moved)
     return Magnitudes(nz, stored, pre, total / count, np.sqrt(squares), count, k, -(-k // count))
 
 

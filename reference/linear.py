@@ -58,7 +58,9 @@ def linear(
     matrices = _matrices(columns, contract, RIGHT)
     first = next(iter(quantized.values()))
     values = np.concatenate([_plain(q) for q in first])
-    of = bounds.magnitudes(values, columns.u, columns.u_z, columns.scale, weight.groups())
+    of = bounds.magnitudes(
+        values, columns.u, columns.u_z, columns.scale, weight.groups(), weight.format.offset
+    )
     offset = None if bias is None else bias.astype(np.float64)
     plain = values @ RIGHT.matrix(columns).T
     ideal = plain if offset is None else plain + offset
