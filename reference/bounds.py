@@ -167,7 +167,8 @@ class Magnitudes:
     nz: root of the sum of squared products; stored: the same of the products x u s or x q s, the larger, which a
     kernel sums that corrects for zero points late. pre: largest |prefix sum|, at group boundaries and at least
     every 128 columns. halves: mean over the groups of P_g = |sum x u s| + |sum x u_z s|, the two halves of a
-    zero-point correction made late, or the same of signed codes, the larger. root: root of the sum of P_g^2. groups, k: G and K.
+    zero-point correction made late, or the same of signed codes, the larger. root: root of the sum of P_g^2.
+    groups, k: G and K.
     """
 
     nz: Float64Array
