@@ -39,6 +39,9 @@ class Outcome(StrEnum):
     WAIVED = "waived"
 
 
+# A refusal that helps nobody: what is not supported stays unsaid.
+UNNAMED = "the refusal names nothing of the cell"
+
 FAILING = (Outcome.DIVERGES, Outcome.DISHONEST, Outcome.CRASHES)
 JUDGED = (Outcome.CONFORMS, *FAILING, Outcome.WAIVED)
 
@@ -98,7 +101,8 @@ def decide(
             verdict, outcome=Outcome.DISHONEST, detail=f"it claims the case and refuses it: {answer.refusal}"
         )
     if answer.refusal is not None:
-        return replace(verdict, detail=f"{support.reason} [when called: {answer.refusal}]")
+        note = "" if isinstance(case, str) or names_the_cell(case, answer.refusal) else UNNAMED
+        return replace(verdict, detail=f"{support.reason} [when called: {answer.refusal}]", note=note)
     start = time.perf_counter()
     held_against = goal()
     comparison = _compare(held_against, answer)
@@ -125,6 +129,38 @@ def decide(
     if comparison.passes:
         return replace(verdict, outcome=Outcome.CONFORMS)
     return replace(verdict, outcome=Outcome.DIVERGES, detail=detail)
+
+
+def names_the_cell(case: Case, refusal: str) -> bool:
+    """Whether an error says what it refuses: bits, group size, symmetry, activations, dtype or shape of the case,
+    or the tensor or argument that holds them. Advice: a user has to find out what to change."""
+    weight = case.weight
+    words = {
+        *(
+            str(weight.bits),
+            "bit",
+            "group",
+            "channel",
+            "symmetric",
+            "asym",
+            "zero",
+            "scale",
+            "g_idx",
+            "order",
+        ),
+        *(
+            case.activation.kind,
+            "activation",
+            "strategy",
+            "quantiz",
+            case.dtype,
+            "dtype",
+            "shape",
+            case.operation,
+        ),
+    }
+    said = refusal.lower()
+    return any(word in said for word in words)
 
 
 def decide_refusal(case: Case, backend: str, support: Support, answer: Answer | None) -> Verdict:

@@ -93,6 +93,27 @@ def test_any_exception_with_a_message_is_a_refusal_of_a_declined_case(quantcts, 
         assert outcome == ("declines" if "/w3-" in case else "conforms"), case
 
 
+def test_a_refusal_that_names_nothing_of_the_cell_is_noted(quantcts, tmp_path):
+    path = tmp_path / "terse.py"
+    path.write_text(
+        "from conformance.backend import Support\n"
+        "from conformance.backends.numpy import NumpyBackend\n"
+        "class Terse(NumpyBackend):\n"
+        "    said = 'unsupported'\n"
+        "    def supports(self, case):\n"
+        "        return Support.no('no asymmetric weights')\n"
+        "    def load_linear(self, checkpoint):\n"
+        "        raise NotImplementedError(self.said)\n"
+        "class Plain(Terse):\n"
+        "    said = 'asymmetric weights of 5 bits are not supported'\n"
+    )
+    query = "linear/w5-g128-asym/a-int8/bf16/m1-*"
+    for name, note in (("Terse", "the refusal names nothing of the cell"), ("Plain", "")):
+        run = quantcts("run", "--backend", f"{path}:{name}", "--cases", query)
+        assert {c["note"] for c in run.report["cases"]} == {note}
+        assert set(run.outcomes.values()) == {"declines"}
+
+
 def test_a_fault_of_one_bit_width_leaves_the_others_alone(quantcts):
     run = quantcts("run", "--backend", f"{FAULTY}:straddling_bits_dropped_for_3_bits", "--cases",
                    "dequantize/w{2,3,4}-g32-sym/bf16/*")  # fmt: skip
