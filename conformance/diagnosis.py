@@ -149,9 +149,9 @@ def distance_in_bounds(expected: Expected, y: Float64Array) -> float:
         centre = hypothesis.centre if hypothesis.finish is None else finished
         below, above = half_ulps(finished, expected.output)
         with np.errstate(invalid="ignore", divide="ignore"):
-            error = np.where(
-                y == finished, 0.0, np.abs(y - centre) / (hypothesis.radius + np.minimum(below, above))
-            )
+            same = (y == finished) | (np.isnan(y) & np.isnan(finished))
+            unit = hypothesis.radius + np.minimum(below, above)
+            error = np.where(same, 0.0, np.abs(y - centre) / unit)
         best = min(best, float(np.nan_to_num(error, nan=np.inf, posinf=np.inf).max()))
     return best
 

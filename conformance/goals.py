@@ -153,7 +153,8 @@ class LinearGoal:
             share = _mismatches(other, y)
             fits = (compared.passes and not compared.note) or explains(share, off, int(np.isfinite(y).sum()))
             if not np.isfinite(y).all():  # numbers that are none have a cause of their own
-                fits = compared.passes
+                places = [np.isfinite(other.finish(h, h.centre)) for h in other.hypotheses.values()]
+                fits = share < 0.05 and any(np.array_equal(np.isfinite(y), p) for p in places)
             return Match(fits, share, distance_in_bounds(other, y))
 
         where = pattern(comparison, actual)
@@ -165,8 +166,9 @@ class LinearGoal:
 
 def _mismatches(expected: Expected, y: npt.NDArray[np.float64]) -> float:
     """The share of elements that are not the finished centre, for the hypothesis that it is smallest for."""
-    shares = [float((y != expected.finish(h, h.centre)).mean()) for h in expected.hypotheses.values()]
-    return min(shares) if y.size else 0.0
+    finished = [expected.finish(h, h.centre) for h in expected.hypotheses.values()]
+    shares = [float(((y != f) & ~(np.isnan(y) & np.isnan(f))).mean()) for f in finished] if y.size else [0.0]
+    return min(shares)
 
 
 def _same(a: Expected, b: Expected) -> bool:

@@ -36,6 +36,7 @@ NAMED = {
     "packed_without_offset": ("packing/w4/*", "words without the offset"),
     "codes_half_away": ("activation_quantization/a-int8/bf16/*ties*", "codes rounded half away from zero"),
     "output_truncated": ("linear/w4-channel-sym/a16/bf16/*/random-0", "outputs truncated toward zero"),
+    "zero_token_divided_by_zero": ("linear/w4-g{32,128}-*/a-int8/fp16/*integers*", "tokens that are zero"),
     "bias_of_next_column": ("linear/w4-g128-sym/a16/bf16/*bias*", "the bias of the next column"),
 }  # fmt: skip
 
