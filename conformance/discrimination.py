@@ -156,9 +156,7 @@ class LinearBench:
             activations = self.quantized(semantics)
         parts = []
         for found in activations:
-            quantized = found if isinstance(found, QuantizedActivations) else None
-            values = found.dequantized() if isinstance(found, QuantizedActivations) else found
-            total = semantics.product(Operands(values, matrix, columns, quantized, self.output))
+            total = semantics.product(Operands.of(found, matrix, columns))
             parts.append(semantics.finish(total, self.offset, self.output))
         return np.concatenate(parts)
 

@@ -134,33 +134,10 @@ def decide(
 def names_the_cell(case: Case, refusal: str) -> bool:
     """Whether an error says what it refuses: bits, group size, symmetry, activations, dtype or shape of the case,
     or the tensor or argument that holds them. Advice: a user has to find out what to change."""
-    weight = case.weight
-    words = {
-        *(
-            str(weight.bits),
-            "bit",
-            "group",
-            "channel",
-            "symmetric",
-            "asym",
-            "zero",
-            "scale",
-            "g_idx",
-            "order",
-        ),
-        *(
-            case.activation.kind,
-            "activation",
-            "strategy",
-            "quantiz",
-            case.dtype,
-            "dtype",
-            "shape",
-            case.operation,
-        ),
-    }
+    words = "bit group channel symmetric asym zero scale g_idx order activation strategy quantiz dtype shape"
+    own = (str(case.weight.bits), case.activation.kind, case.dtype, case.operation)
     said = refusal.lower()
-    return any(word in said for word in words)
+    return any(word in said for word in (*words.split(), *own))
 
 
 def decide_refusal(case: Case, backend: str, support: Support, answer: Answer | None) -> Verdict:

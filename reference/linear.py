@@ -247,13 +247,7 @@ def _hypotheses(
 def _product(
     activations: list[Quantized], matrix: Float64Array, columns: Columns, semantics: Semantics
 ) -> Float64Array:
-    operands = [
-        Operands(
-            _plain(a), matrix, columns, a if isinstance(a, QuantizedActivations) else None, columns.output
-        )
-        for a in activations
-    ]
-    return np.concatenate([semantics.product(o) for o in operands])
+    return np.concatenate([semantics.product(Operands.of(a, matrix, columns)) for a in activations])
 
 
 def _plain(activations: Quantized) -> Float64Array:

@@ -52,6 +52,15 @@ class Operands:
     quantized: QuantizedActivations | None
     output: FloatFormat
 
+    @classmethod
+    def of(
+        cls, activations: QuantizedActivations | Float64Array, matrix: Float64Array, columns: Columns
+    ) -> Operands:
+        """Those of one call, whose activations a quantize stage gave."""
+        if isinstance(activations, QuantizedActivations):
+            return cls(activations.dequantized(), matrix, columns, activations, columns.output)
+        return cls(activations, matrix, columns, None, columns.output)
+
 
 @dataclass(frozen=True)
 class Semantics:

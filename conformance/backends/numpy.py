@@ -70,13 +70,8 @@ class NumpyBackend:
 
         def linear(x: Any) -> Any:
             calls.append(x)
-            quantized = None
-            values = x.astype(np.float64)
-            if fmt.kind != "a16":
-                found = self._quantized(calls, fmt, None)
-                quantized = found if isinstance(found, QuantizedActivations) else None
-                values = found.dequantized() if isinstance(found, QuantizedActivations) else found
-            total = self.semantics.product(Operands(values, matrix, columns, quantized, output))
+            found = x.astype(np.float64) if fmt.kind == "a16" else self._quantized(calls, fmt, None)
+            total = self.semantics.product(Operands.of(found, matrix, columns))
             return self.semantics.finish(total, offset, output).astype(output.dtype)
 
         return linear
