@@ -49,6 +49,14 @@ class QuantizedActivations:
         product: Float64Array = codes * self.spread(self.scale)
         return product
 
+    def stored(self, fmt: ActivationFormat) -> list[npt.NDArray[Any]]:
+        """As a kernel stores them: codes int8 or e4m3, scales float32, and zero points int32 where there are any."""
+        arrays = [
+            self.codes.astype(E4M3.dtype if fmt.kind == "fp8" else np.int8),
+            self.scale.astype(np.float32),
+        ]
+        return arrays if self.zero_point is None else [*arrays, self.zero_point.astype(np.int32)]
+
     def spread(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Values shaped like scale, as (M, K)."""
         return np.broadcast_to(spread_groups(values, self.group_size, self.codes.shape[1]), self.codes.shape)

@@ -17,7 +17,7 @@ from reference.activations import QuantizedActivations, quantizers
 from reference.bounds import Contract
 from reference.formats import ActivationFormat, WeightFormat
 from reference.layouts import layout
-from reference.rounding import E4M3, FloatFormat, float_format
+from reference.rounding import FloatFormat, float_format
 from reference.semantics import RIGHT, Columns, Operands, Semantics, reload
 from reference.weights import QuantizedWeight
 
@@ -55,9 +55,7 @@ class NumpyBackend:
         found = self._quantized([x], fmt, input_scale)
         if not isinstance(found, QuantizedActivations):
             raise TypeError("these semantics do not quantize: there are no codes")
-        codes = found.codes.astype(E4M3.dtype if fmt.kind == "fp8" else np.int8)
-        answer = [codes, found.scale.astype(np.float32)]
-        return answer if found.zero_point is None else [*answer, found.zero_point.astype(np.int32)]
+        return found.stored(fmt)
 
     def load_linear(self, checkpoint: Checkpoint) -> Any:
         output = float_format(checkpoint.dtype)
