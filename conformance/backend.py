@@ -14,10 +14,19 @@ is absent is declined. Loading is apart from running: a loader repacks once, the
     dequantize(checkpoint) -> weight                   (N, K) in the scale's dtype
     quantize_activation(x, args, input_scale) -> codes, scales[, zero_points]
     load_linear(checkpoint) -> linear                  linear(x (M, K)) -> y (M, N) in checkpoint.dtype
+    route(logits, routing, bias) -> weights, ids       float32 and int32, (T, k) each
+    align_block_size(ids, experts, block, expert_map) -> sorted_ids, expert_ids, num_tokens_post_pad
+    swiglu(x, activation) -> h                         (M, 2I) -> (M, I), both in 16 bits
+    load_moe(checkpoint) -> moe                        moe(x (T, H), weights (T, k), ids (T, k)) -> y (T, H)
+    shard_moe(checkpoint, ranks, rank) -> checkpoint   what a rank of `tp2`, `ep4`, ... holds
 
 quantize_activation: x (M, K) in 16 bits, args the QuantizationArgs of the activations, input_scale a float or
 None. codes (M, K) are int8, for int4 as well, or float8_e4m3fn; scales float32 and zero points (of
 asymmetric formats) int32, (M, 1) per token, (1, 1) per tensor, (M, K / group_size) per group.
+
+route: logits (T, E) in bf16, fp16 or fp32, routing a Routing, bias float32 (E) or None. align_block_size: ids int32
+(T, k), expert_map int32 (E) or None; sorted_ids, expert_ids int32, num_tokens_post_pad int32 (1) (C77). swiglu: activation a
+GatedActivation. load_moe, shard_moe: a MoeCheckpoint; weights float32, ids int32, -1 for no expert.
 
 Each call returns an array of its own. A backend never sees an expected value. It refuses what it does not
 support by raising an exception with a message.
@@ -38,6 +47,7 @@ from typing import Any, Protocol
 from conformance.cases import Case
 from conformance.errors import EnvironmentMissing, RunError
 from reference.bounds import Contract
+from reference.swiglu import GatedActivation
 
 ENTRY_POINT_GROUP = "quantcts.backends"
 _OUR_OWN = {
@@ -83,6 +93,36 @@ class Checkpoint:
     weights: Mapping[str, Any]
     input_activations: Mapping[str, Any] | None
     dtype: str
+    format: str = "pack-quantized"
+
+
+@dataclass(frozen=True)
+class MoeCheckpoint:
+    """What a model loader receives for the experts of one layer.
+
+    tensors: `w13_weight_packed` int32 (E, 2I, words), `w13_weight_scale` (E, 2I, G), where the format has them
+    `w13_weight_zero_point` (packed along 2I, E matrices) and `w13_weight_g_idx` int32 (E, H), where the layer has one
+    `w13_bias` (E, 2I); the same with `w2_` of (E, H, I); a shared expert's with `shared_w13_`, `shared_w2_` and E = 1.
+    E counts the experts that are present. weights, input_activations, dtype, format: as in Checkpoint; the input
+    of the second projection is quantized like that of the first. hidden, intermediate: H and I, which packed
+    words do not tell. activation: between the projections. top_k, experts: of the router, global.
+    expert_map: int32 (experts), the place of each in the tensors or -1, None where all are present in order.
+    weights_on_input: the router's weights multiply the input of the experts instead of their output (top_k 1 only).
+    routed_scaling_factor: multiplies the sum of the routed experts, not the shared one.
+    """
+
+    tensors: Mapping[str, Any]
+    weights: Mapping[str, Any]
+    input_activations: Mapping[str, Any] | None
+    dtype: str
+    hidden: int
+    intermediate: int
+    activation: GatedActivation
+    experts: int
+    top_k: int
+    expert_map: Any = None
+    weights_on_input: bool = False
+    routed_scaling_factor: float = 1.0
     format: str = "pack-quantized"
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from conformance.arrays import WrongAnswer, from_backend, poison, to_backend
-from conformance.backend import Backend, Checkpoint, Support, contract_of
+from conformance.backend import Backend, Checkpoint, MoeCheckpoint, Support, contract_of
 from conformance.cases import Case
 from reference.rounding import E4M3, float_format
 
 Array = npt.NDArray[Any]
+_Layer = TypeVar("_Layer", Checkpoint, MoeCheckpoint)
 Wanted = tuple[tuple[int, ...], np.dtype[Any]]
 
 _OPERATIONS = {
@@ -24,6 +25,12 @@ _OPERATIONS = {
     "linear": ("load_linear",),
     "activation_quantization": ("quantize_activation",),
     "validation": ("load_linear",),
+    "routing": ("route",),
+    "moe_align": ("align_block_size",),
+    "swiglu": ("swiglu",),
+    "moe": ("load_moe",),
+    "sharding": ("shard_moe",),
+    "moe_parallel": ("load_moe",),
 }
 # How a library says no. Anything else is a fault in the middle of the work.
 _REFUSALS = (NotImplementedError, ValueError, TypeError, AssertionError, RuntimeError)
@@ -109,16 +116,42 @@ class Subject:
             layer = backend.load_linear(self._hand_layer(checkpoint))
             return [layer(self._hand(x)) for x in batches]
 
-        answer = self._ask(run, wanted)
-        if answer is None or answer.arrays is None:
-            return answer
-        return replace(answer, arrays=(np.concatenate(answer.arrays),))
+        return _joined(self._ask(run, wanted))
 
-    def _hand(self, array: Array) -> Any:
+    def route(self, logits: Array, bias: Array | None) -> Answer | None:
+        """Weights float32 and ids int32, (T, k) each."""
+        routing = self.case.routing
+        assert routing is not None
+        shape = (len(logits), routing.top_k)
+        wanted = [(shape, np.dtype(np.float32)), (shape, np.dtype(np.int32))]
+        return self._ask(lambda b: list(b.route(self._hand(logits), routing, self._hand(bias))), wanted)
+
+    def swiglu(self, x: Array) -> Answer | None:
+        """h (M, I) of x (M, 2I)."""
+        wanted = [((len(x), x.shape[1] // 2), x.dtype)]
+        return self._ask(lambda b: [b.swiglu(self._hand(x), self.case.gated)], wanted)
+
+    def moe(self, checkpoint: MoeCheckpoint, calls: Sequence[tuple[Array, Array, Array]]) -> Answer | None:
+        """One layer loaded once and called for each (x, weights, ids); the outputs one below the other."""
+        dtype = float_format(checkpoint.dtype).dtype
+        wanted = [((len(x), checkpoint.hidden), dtype) for x, _, _ in calls]
+
+        def run(backend: Any) -> list[Any]:
+            layer = backend.load_moe(self._hand_layer(checkpoint))
+            return [layer(*(self._hand(array) for array in call)) for call in calls]
+
+        return _joined(self._ask(run, wanted))
+
+    def _hand(self, array: Any) -> Any:
+        if array is None:
+            return None
         return to_backend(array, self.backend)
 
-    def _hand_layer(self, checkpoint: Checkpoint) -> Checkpoint:
-        return replace(checkpoint, tensors={name: self._hand(t) for name, t in checkpoint.tensors.items()})
+    def _hand_layer(self, checkpoint: _Layer) -> _Layer:
+        found = replace(checkpoint, tensors={name: self._hand(t) for name, t in checkpoint.tensors.items()})
+        if isinstance(found, MoeCheckpoint):
+            found = replace(found, expert_map=self._hand(found.expert_map))
+        return found
 
     def _ask(self, call: Callable[[Any], list[Any]], wanted: Sequence[Wanted]) -> Answer | None:
         start = time.perf_counter()
@@ -148,6 +181,12 @@ class Subject:
         except Exception as error:
             return Answer(wrong=f"returned what is no plain array: {_describe(error)}")
         return Answer(arrays, seconds=time.perf_counter() - start)
+
+
+def _joined(answer: Answer | None) -> Answer | None:
+    if answer is None or answer.arrays is None:
+        return answer
+    return replace(answer, arrays=(np.concatenate(answer.arrays),))
 
 
 def _refused_or_crashed(error: BaseException, claimed: bool) -> Answer:

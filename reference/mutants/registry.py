@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from reference.formats import ActivationFormat, WeightFormat
-from reference.semantics import RIGHT, Semantics
+from reference.semantics import RIGHT
 
 KINDS = (
     "packing",
@@ -24,6 +24,11 @@ KINDS = (
     "rounding",
     "bias",
     "dtype",
+    "routing",
+    "gated activation",
+    "experts",
+    "router weights",
+    "sharding",
 )
 
 
@@ -60,30 +65,31 @@ class Traits:
 @dataclass(frozen=True)
 class Mutant:
     """kind: one of KINDS. computes: what it computes instead, to follow "it computes". stage: the stage it
-    replaces. applies: whether it differs from the right semantics for such a call at all."""
+    replaces, in semantics: those of the linear, of routing, of the experts or of sharding. applies: whether it
+    differs from the right semantics for such a call at all."""
 
     name: str
     kind: str
     computes: str
     stage: str
-    semantics: Semantics
-    applies: Callable[[Traits], bool]
+    semantics: Any
+    applies: Callable[[Any], bool]
 
 
 Registry = dict[str, Mutant]
 
 
-def registrar(registry: Registry) -> Callable[..., Callable[[Any], Any]]:
-    """A decorator that enters mutants of one kind and stage into a registry."""
+def registrar(registry: Registry, right: Any = RIGHT) -> Callable[..., Callable[[Any], Any]]:
+    """A decorator that enters mutants of one kind and stage into a registry. right: the stages to replace one of."""
 
     def mutant(
-        kind: str, stage: str, computes: str, when: Callable[[Traits], bool] = lambda t: True
+        kind: str, stage: str, computes: str, when: Callable[[Any], bool] = lambda t: True
     ) -> Callable[[Any], Any]:
         def enter(function: Any) -> Any:
             name = function.__name__
             if kind not in KINDS or name in registry:
                 raise AssertionError(f"mutant {name}: unknown kind or second declaration")
-            registry[name] = Mutant(name, kind, computes, stage, replace(RIGHT, **{stage: function}), when)
+            registry[name] = Mutant(name, kind, computes, stage, replace(right, **{stage: function}), when)
             return function
 
         return enter

@@ -1,4 +1,4 @@
-"""What an answer is held against, one class an operation: the comparison, and on failure the diagnosis."""
+"""Goals of packing, dequantize, the linear and the quantizers."""
 
 from __future__ import annotations
 

@@ -1,29 +1,17 @@
-"""The matrix as data: what is tested, enumerated once.
+"""The dense matrix: packing, dequantize, the quantized linear, the quantizers, bad data.
 
-A case is one fully determined test. Its id is stable, readable and greppable, and the same everywhere:
-
-    packing/w3/dim1/n7-k250/uniform-0
-    dequantize/w3-g128-asym/bf16/n160-k384/uniform-0
-    linear/w3-g128-asym/a16/bf16/m17-n72-k544-bias/random-0
-    linear/w4-g128-sym/a-int8/bf16/m17-n160-k640/integers-0
-    activation_quantization/a-int8/bf16/m17-k640/ties-0
-    validation/w3-g32-asym/bf16/scale-nan
-
-The cell is the format part of the id. docs/specification.md holds the clauses that cases cite.
-What is not here: mixture of experts, tensor-wise weights, float32 activations.
+What is not here: tensor-wise weights, float32 activations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import cache
 
+from conformance.cases.case import DEFECTS, DTYPES, Case
 from reference.formats import ActivationFormat, WeightFormat
 
 BITS = (2, 3, 4, 5, 6, 7, 8)
 GROUP_SIZES = (-1, 32, 128)
-DTYPES = ("bf16", "fp16")
 
 # (M, N, K). A group takes the shapes whose K it divides; a channel takes them all.
 LINEAR_SHAPES = (
@@ -95,108 +83,13 @@ QUANTIZER_RECIPES = {
 }
 PACKING_RECIPES = ("ramp", "onehot", "extremes", "uniform")
 
-# What a backend that claims to validate must refuse -> the clauses that say so
-DEFECTS = {
-    "code-range": ("C15",),
-    "word-count": ("C12", "C13"),
-    "zero-words": ("C12", "C17"),
-    "scale-nan": ("C25",),
-    "scale-inf": ("C25",),
-    "scale-shape": ("C21",),
-    "group-remainder": ("C21",),
-}
 
-_CLAUSES = {
-    "packing": ("C10", "C11", "C12", "C13", "C14"),
-    "dequantize": ("C1", "C2", "C3", "C4", "C5", "C10", "C20", "C21", "C27"),
-    "linear": ("C1", "C2", "C3", "C4", "C5", "C10", "C20", "C21", "C27", "C40", "C41"),
-    "activation_quantization": ("C60", "C61", "C62", "C63"),
-}
-_RECIPE_CLAUSES = {
-    "identity": ("C42",),
-    "scales": ("C42", "C43"),
-    "integers": ("C42",),
-    "magnitudes": ("C42", "C5"),
-    "random": ("C44", "C45", "C46", "C54"),
-    "trained": ("C44", "C45", "C46", "C54"),
-    "zero-scale": ("C28", "C44", "C45", "C46"),
-    "empty": ("C47",),
-}
-
-
-@dataclass(frozen=True)
-class Case:
-    """One test. m, n, k are its shape, experts the stack of a packed tensor (0: a matrix), dim the packed
-    dimension. act_order: a g_idx names the group of each column. quick: it belongs to the quick set.
-    weight says nothing where the activations alone are quantized."""
-
-    operation: str
-    weight: WeightFormat
-    recipe: str
-    n: int = 0
-    k: int = 0
-    m: int = 0
-    dtype: str = "bf16"
-    activation: ActivationFormat = field(default_factory=ActivationFormat)
-    bias: bool = False
-    act_order: bool = False
-    experts: int = 0
-    dim: int = 1
-    seed: int = 0
-    quick: bool = False
-
-    @property
-    def cell(self) -> str:
-        """The format part of the id, in which capability and coverage are counted."""
-        if self.operation == "packing":
-            return f"packing/w{self.weight.bits}"
-        if self.operation == "activation_quantization":
-            return f"{self.operation}/{self.activation.name}/{self.dtype}"
-        parts = [self.operation, self.weight.name + ("-gidx" if self.act_order else "")]
-        if self.operation == "linear":
-            parts.append(self.activation.name)
-        return "/".join([*parts, self.dtype])
-
-    @property
-    def id(self) -> str:
-        if self.operation == "validation":
-            return f"{self.cell}/{self.recipe}"
-        if self.operation == "activation_quantization":
-            return f"{self.cell}/m{self.m}-k{self.k}/{self.recipe}-{self.seed}"
-        shape = f"n{self.n}-k{self.k}"
-        if self.operation == "packing":
-            stack = f"e{self.experts}-" if self.experts else ""
-            return f"{self.cell}/dim{self.dim}/{stack}{shape}/{self.recipe}-{self.seed}"
-        if self.operation == "linear":
-            shape = f"m{self.m}-{shape}{'-bias' if self.bias else ''}"
-        return f"{self.cell}/{shape}/{self.recipe}-{self.seed}"
-
-    @property
-    def clauses(self) -> tuple[str, ...]:
-        """The clauses of docs/specification.md that the case tests."""
-        if self.operation == "validation":
-            return DEFECTS[self.recipe]
-        found = list(_CLAUSES[self.operation])
-        if self.operation == "activation_quantization":
-            return tuple(found + _quantizer_clauses(self.activation, self.recipe))
-        found += _RECIPE_CLAUSES.get(self.recipe, ())
-        if self.activation.kind != "a16":
-            found += ["C60", "C61", "C62", "C63"]
-        if not self.weight.symmetric and self.operation != "packing":
-            found.append("C17")
-        if self.act_order:
-            found.append("C29")
-        return tuple(found)
-
-
-@cache
-def all_cases() -> dict[str, Case]:
-    """Every case by id, in a stable order. The quick ones judge every cell at least once."""
-    cases = [*_packing(), *_dequantize(), *_activation_quantization(), *_linear(), *_validation()]
-    by_id = {case.id: case for case in cases}
-    if len(by_id) != len(cases):
-        raise AssertionError("two cases share an id")
-    return by_id
+def dense_cases() -> Iterator[Case]:
+    yield from _packing()
+    yield from _dequantize()
+    yield from _activation_quantization()
+    yield from _linear()
+    yield from _validation()
 
 
 def weight_formats() -> Iterator[WeightFormat]:
@@ -246,19 +139,6 @@ def _activation_quantization() -> Iterator[Case]:
                 for i, (m, k) in enumerate(shapes):
                     quick = i in ((turn + r) % len(shapes), (turn + r + 3) % len(shapes))
                     yield Case("activation_quantization", unused, recipe, 0, k, m, dtype, fmt, quick=quick)
-
-
-def _quantizer_clauses(fmt: ActivationFormat, recipe: str) -> list[str]:
-    found = []
-    if recipe == "zero-tokens":
-        found.append("C64")
-    if fmt.kind == "fp8" and fmt.dynamic:
-        found.append("C65")
-    if not fmt.symmetric:
-        found.append("C66")
-    if not fmt.dynamic or fmt.strategy == "group":
-        found.append("C67")
-    return found
 
 
 def _linear() -> Iterator[Case]:
