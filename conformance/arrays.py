@@ -15,6 +15,7 @@ from conformance.backend import Backend, arrays_of, device_of
 
 Array = npt.NDArray[Any]
 
+ANY = -1  # in a shape that is asked for: any length
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 _E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 
@@ -42,8 +43,10 @@ def from_backend(value: Any, backend: Backend, dtype: np.dtype[Any], shape: tupl
         array = value
     else:
         array = _from_torch(value, device_of(backend))
-    if array.shape != shape:
-        raise WrongAnswer(f"returned shape {list(array.shape)}, expected {list(shape)}")
+    asked = tuple(f if w == ANY else w for w, f in zip(shape, array.shape, strict=False))
+    if array.ndim != len(shape) or array.shape != asked:
+        wanted = str(list(shape)).replace(str(ANY), "any")
+        raise WrongAnswer(f"returned shape {list(array.shape)}, expected {wanted}")
     if array.dtype != dtype:
         raise WrongAnswer(f"returned dtype {array.dtype}, expected {dtype}")
     return array
@@ -72,7 +75,7 @@ def poison(nbytes: int, backend: Backend) -> None:
 
     An output that is allocated and never written then reads as NaN instead of as an earlier, right answer.
     """
-    if nbytes == 0:
+    if nbytes <= 0:
         return
     if arrays_of(backend) == "numpy":
         blocks: Any = [np.full(nbytes, 0xFF, np.uint8) for _ in range(2)]

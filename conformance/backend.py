@@ -25,8 +25,8 @@ None. codes (M, K) are int8, for int4 as well, or float8_e4m3fn; scales float32 
 asymmetric formats) int32, (M, 1) per token, (1, 1) per tensor, (M, K / group_size) per group.
 
 route: logits (T, E) in bf16, fp16 or fp32, routing a Routing, bias float32 (E) or None. align_block_size: ids int32
-(T, k), expert_map int32 (E) or None; sorted_ids, expert_ids int32, num_tokens_post_pad int32 (1) (C77). swiglu: activation a
-GatedActivation. load_moe, shard_moe: a MoeCheckpoint; weights float32, ids int32, -1 for no expert.
+(T, k), expert_map int32 (E) or None; sorted_ids, expert_ids int32, num_tokens_post_pad int32 (1) (C77). swiglu:
+activation a GatedActivation. load_moe, shard_moe: a MoeCheckpoint; weights float32, ids int32, -1 for no expert.
 
 Each call returns an array of its own. A backend never sees an expected value. It refuses what it does not
 support by raising an exception with a message.
@@ -124,6 +124,11 @@ class MoeCheckpoint:
     weights_on_input: bool = False
     routed_scaling_factor: float = 1.0
     format: str = "pack-quantized"
+
+    def arrays(self) -> dict[str, Any]:
+        """All its arrays by name, in a fixed order, the expert map last."""
+        found = dict(sorted(self.tensors.items()))
+        return found if self.expert_map is None else {**found, "expert_map": self.expert_map}
 
 
 class Backend(Protocol):

@@ -92,7 +92,7 @@ class Trial:
     def _roundings_plausible(self) -> bool:
         if not self.off.any():
             return True
-        low, high = self.expected.interval(self.hypothesis, 0.25)
+        low, high = self.expected.interval(self.hypothesis, self.hypothesis.tipping)
         return roundings_plausible(self.off, low != high)
 
     def worst(self) -> float:
@@ -153,7 +153,7 @@ def _in_the_hull(trials: list[Trial], expected: Expected, y: Float64Array) -> bo
         if not nearest:
             return False
         off[token] = y[token] != nearest[0]
-    intervals = [expected.interval(trial.hypothesis, 0.25) for trial in trials]
+    intervals = [expected.interval(t.hypothesis, t.hypothesis.tipping) for t in trials]
     return roundings_plausible(off, np.logical_or.reduce([low != high for low, high in intervals]))
 
 

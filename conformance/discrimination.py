@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from conformance.benches_moe import MOE_STAGES, MoeBench, SwigluBench, concerns_moe
+from conformance.benches_routing import ROUTING_STAGES, AlignBench, RoutingBench, concerns_routing
+from conformance.benches_sharding import SHARDING_STAGES, ShardingBench, concerns_sharding
 from conformance.cases import Case
 from conformance.compare import compare_to_expected
 from conformance.data import (
@@ -41,13 +44,16 @@ MULTIPLE = 4.0
 
 STAGES = {
     "pack": ("packing",),
-    "unpack": ("packing", "dequantize", "linear"),
-    "columns": ("dequantize", "linear"),
-    "matrix": ("dequantize", "linear"),
-    "store": ("dequantize", "linear"),
-    "quantize": ("activation_quantization", "linear"),
-    "product": ("linear",),
+    "unpack": ("packing", "dequantize", "linear", "moe"),
+    "columns": ("dequantize", "linear", "moe"),
+    "matrix": ("dequantize", "linear", "moe"),
+    "store": ("dequantize", "linear", "moe"),
+    "quantize": ("activation_quantization", "linear", "moe"),
+    "product": ("linear", "moe"),
     "finish": ("linear",),
+    **MOE_STAGES,
+    **ROUTING_STAGES,
+    **SHARDING_STAGES,
 }
 
 
@@ -55,6 +61,12 @@ def concerns(case: Case, mutant: Mutant) -> bool:
     """Whether the mutant's stage is part of the case, and wrong there at all."""
     if case.operation not in STAGES[mutant.stage]:
         return False
+    if case.operation in ("swiglu", "moe"):
+        return concerns_moe(case, mutant)
+    if mutant.stage in ROUTING_STAGES:
+        return concerns_routing(case, mutant)
+    if mutant.stage in SHARDING_STAGES:
+        return concerns_sharding(case, mutant)
     if mutant.stage == "quantize" and case.activation.kind == "a16":
         return False
     traits = traits_of(case, CONTRACT)
@@ -179,6 +191,11 @@ _BENCHES: dict[str, Any] = {
     "dequantize": DequantizeBench,
     "activation_quantization": QuantizationBench,
     "linear": LinearBench,
+    "swiglu": SwigluBench,
+    "moe": MoeBench,
+    "routing": RoutingBench,
+    "moe_align": AlignBench,
+    "sharding": ShardingBench,
 }
 
 

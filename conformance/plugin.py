@@ -99,7 +99,7 @@ class Plugin:
 
     @pytest.fixture
     def subject(self, case: Case, _backend: Backend) -> Subject:
-        return Subject(_backend, case)
+        return Subject(_backend, case, self.specs[_backend.name])
 
     @pytest.fixture
     def judge(self, subject: Subject, request: pytest.FixtureRequest) -> Judge:

@@ -10,10 +10,12 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from conformance.arrays import WrongAnswer, from_backend, poison, to_backend
+from conformance.arrays import ANY, WrongAnswer, from_backend, poison, to_backend
 from conformance.backend import Backend, Checkpoint, MoeCheckpoint, Support, contract_of
 from conformance.cases import Case
+from conformance.ranks import answer_of, unavailable
 from reference.rounding import E4M3, float_format
+from reference.sharding import Ranks
 
 Array = npt.NDArray[Any]
 _Layer = TypeVar("_Layer", Checkpoint, MoeCheckpoint)
@@ -48,13 +50,17 @@ class Answer:
 
 
 class Subject:
-    """One backend asked about one case. making_seconds: what the case's data took until the first question."""
+    """One backend asked about one case. making_seconds: what the case's data took until the first question.
 
-    def __init__(self, backend: Backend, case: Case) -> None:
+    spec: how to find the backend again, in the processes of other ranks.
+    """
+
+    def __init__(self, backend: Backend, case: Case, spec: str = "") -> None:
         self._made_at = time.perf_counter()
         self.making_seconds = 0.0
         self.backend = backend
         self.case = case
+        self.spec = spec
         self.contract = contract_of(backend)
         self._support: Support | None = None
 
@@ -73,10 +79,22 @@ class Subject:
         absent = self.absent()
         if absent is not None:
             return Support.no(f"the backend has no {absent}")
+        lacking = self._lacking()
+        if lacking is not None:
+            return Support.no(lacking)
         support = self.backend.supports(self.case)
         if not isinstance(support, Support):
             raise TypeError(f"supports() returned a {type(support).__name__}, not a Support")
         return support
+
+    def _lacking(self) -> str | None:
+        """Why the ranks of a parallel case cannot run here."""
+        if self.case.operation != "moe_parallel":
+            return None
+        return unavailable(self.backend, self._ranks())
+
+    def _ranks(self) -> int:
+        return Ranks.parse(self.case.ranks).count
 
     def pack(self, codes: Array, axis: int, words: tuple[int, ...]) -> Answer | None:
         bits = self.case.weight.bits
@@ -126,6 +144,19 @@ class Subject:
         wanted = [(shape, np.dtype(np.float32)), (shape, np.dtype(np.int32))]
         return self._ask(lambda b: list(b.route(self._hand(logits), routing, self._hand(bias))), wanted)
 
+    def align(self, ids: Array, expert_map: Array | None) -> Answer | None:
+        """sorted_ids, expert_ids and num_tokens_post_pad; how long the first two are is the backend's choice."""
+        case = self.case
+        int32 = np.dtype(np.int32)
+        longest = ids.size + case.experts * case.block
+
+        def run(backend: Any) -> list[Any]:
+            poison(longest * int32.itemsize, backend)
+            handed = self._hand(ids), case.experts, case.block, self._hand(expert_map)
+            return list(backend.align_block_size(*handed))
+
+        return self._ask(run, [((ANY,), int32), ((ANY,), int32), ((1,), int32)])
+
     def swiglu(self, x: Array) -> Answer | None:
         """h (M, I) of x (M, 2I)."""
         wanted = [((len(x), x.shape[1] // 2), x.dtype)]
@@ -142,16 +173,49 @@ class Subject:
 
         return _joined(self._ask(run, wanted))
 
+    def shard_moe(
+        self, checkpoint: MoeCheckpoint, rank: int, expected: MoeCheckpoint | None
+    ) -> Answer | None:
+        """What a rank holds: its tensors by name, then the expert map where there is one.
+
+        expected: the right shard, of which only names, shapes and dtypes are used; None where to cut is wrong.
+        """
+        arrays = {} if expected is None else expected.arrays()
+
+        def run(backend: Any) -> list[Any]:
+            found = backend.shard_moe(self._hand_layer(checkpoint), self.case.ranks, rank)
+            if expected is None:
+                return []
+            if not isinstance(found, MoeCheckpoint):
+                raise WrongAnswer(f"returned a {type(found).__name__}, expected a MoeCheckpoint")
+            held = found.arrays()
+            for what, right, actual in (
+                ("tensors", ", ".join(arrays), ", ".join(held)),
+                ("intermediate", expected.intermediate, found.intermediate),
+                *((n, list(arrays[n].shape), list(held[n].shape)) for n in arrays.keys() & held.keys()),
+            ):
+                if right != actual:
+                    raise WrongAnswer(f"{what}: returned {actual}, expected {right}")
+            return list(held.values())
+
+        return self._ask(run, [(a.shape, a.dtype) for a in arrays.values()])
+
+    def moe_parallel(self) -> Answer | None:
+        """The case's layer on as many ranks, each called for each of its calls; the float32 sum (sum of T, H)."""
+        if self.absent() is not None or self._lacking() is not None:
+            return None
+        return answer_of(self.backend, self.spec, self.case, self._ranks())
+
     def _hand(self, array: Any) -> Any:
         if array is None:
             return None
         return to_backend(array, self.backend)
 
     def _hand_layer(self, checkpoint: _Layer) -> _Layer:
-        found = replace(checkpoint, tensors={name: self._hand(t) for name, t in checkpoint.tensors.items()})
-        if isinstance(found, MoeCheckpoint):
-            found = replace(found, expert_map=self._hand(found.expert_map))
-        return found
+        handed: dict[str, Any] = {"tensors": {name: self._hand(t) for name, t in checkpoint.tensors.items()}}
+        if isinstance(checkpoint, MoeCheckpoint):
+            handed["expert_map"] = self._hand(checkpoint.expert_map)
+        return replace(checkpoint, **handed)
 
     def _ask(self, call: Callable[[Any], list[Any]], wanted: Sequence[Wanted]) -> Answer | None:
         start = time.perf_counter()
@@ -167,6 +231,8 @@ class Subject:
             for shape, dtype in wanted:
                 poison(int(np.prod(shape)) * dtype.itemsize, self.backend)
             values = call(self.backend)
+        except WrongAnswer as error:
+            return Answer(wrong=str(error))
         except (Exception, SystemExit) as error:
             return _refused_or_crashed(error, claimed)
         try:
@@ -179,7 +245,7 @@ class Subject:
         except WrongAnswer as error:
             return Answer(wrong=str(error))
         except Exception as error:
-            return Answer(wrong=f"returned what is no plain array: {_describe(error)}")
+            return Answer(wrong=f"returned what is no plain array: {describe(error)}")
         return Answer(arrays, seconds=time.perf_counter() - start)
 
 
@@ -193,10 +259,11 @@ def _refused_or_crashed(error: BaseException, claimed: bool) -> Answer:
     """A declined case may be refused by any exception with a message, a claimed one by those that say no."""
     said_no = isinstance(error, _REFUSALS) or (isinstance(error, Exception) and not claimed and str(error))
     if said_no and "CUDA error" not in str(error):
-        return Answer(refusal=_describe(error))
-    return Answer(crash=_describe(error))
+        return Answer(refusal=describe(error))
+    return Answer(crash=describe(error))
 
 
-def _describe(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
+    """The kind of an error and its first 400 characters, on one line."""
     text = " ".join(str(error).split())[:400]
     return f"{type(error).__name__}: {text}" if text else f"{type(error).__name__} without a message"

@@ -54,6 +54,11 @@ class Contract:
     epilogue: `once`: scale and bias in float32, one rounding; `16-bit`: the sum is rounded to 16 bits before
     the channel scale and the bias; `any` when it depends on the path taken (C50).
     partial_sums: how many partial sums of 16 bits one output is made of; 1 for none (C53).
+    intermediates: of an expert: what lies between its projections and what it returns is kept in `fp32`, or rounded
+    where it would be stored, `16-bit`, or `any` of it (C93).
+    sigmoid: how phi is computed: by `exp`, by an accurate `tanh`, or by the hardware's `tanh.approx` (C82).
+    ties: of router keys that are equal bit for bit the `lowest` index is chosen, or `any` (C72).
+    router: scores, their sum and weights in `fp32`, or each rounded to the format of 16-bit logits, `16-bit` (C72).
     """
 
     weights: Literal["exact", "rounded", "any"] = "any"
@@ -63,6 +68,10 @@ class Contract:
     quantizer: Convention = "kernel"
     epilogue: Literal["once", "16-bit", "any"] = "once"
     partial_sums: int = 1
+    intermediates: Literal["fp32", "16-bit", "any"] = "any"
+    sigmoid: Literal["exp", "tanh", "tanh.approx"] = "exp"
+    ties: Literal["lowest", "any"] = "lowest"
+    router: Literal["fp32", "16-bit"] = "fp32"
 
     def __post_init__(self) -> None:
         choices = {
@@ -72,6 +81,10 @@ class Contract:
             "integers": ("int32", "fp32"),
             "quantizer": get_args(Convention),
             "epilogue": ("once", "16-bit", "any"),
+            "intermediates": ("fp32", "16-bit", "any"),
+            "sigmoid": ("exp", "tanh", "tanh.approx"),
+            "ties": ("lowest", "any"),
+            "router": ("fp32", "16-bit"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -88,12 +101,14 @@ class Hypothesis:
     finish: monotone in each element, from centre to output numbers; None rounds to the output format.
     flips: token -> (A, N), what each of the A activation codes of that token that may legally flip adds to its
     centre; any subset of them makes an acceptable token, with a note (C45, C63).
+    tipping: the part of the radius that counts as able to tip a rounding (C46).
     """
 
     centre: Float64Array
     radius: Float64Array
     finish: Callable[[Float64Array], Float64Array] | None = None
     flips: Mapping[int, Float64Array] = field(default_factory=dict)
+    tipping: float = 0.25
 
 
 @dataclass(frozen=True)

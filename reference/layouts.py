@@ -114,7 +114,8 @@ def _ct_weight(
     if n < 0 or k < 0:
         raise TensorError(f"weight_shape: [{n}, {k}] is no shape")
     packed = _tensor(tensors, "weight_packed", np.int32, (n, size(k, fmt.bits)))
-    per_group = scale_shape(fmt, n, k)
+    indexed = tensors.get("weight_scale") if "weight_g_idx" in tensors else None
+    per_group = scale_shape(fmt, n, k, indexed)
     scale = _scale(tensors, "weight_scale", per_group)
     zero_point = None
     if not fmt.symmetric and fmt.strategy == "tensor":

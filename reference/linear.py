@@ -54,8 +54,8 @@ def linear(
     """
     calls = _calls(x, weight, bias)
     columns = columns_of(weight, output)
-    quantized = _quantize(calls, activation, contract, input_scale, RIGHT)
-    matrices = _matrices(columns, contract, RIGHT)
+    quantized = quantize_calls(calls, activation, contract, input_scale, RIGHT)
+    weights = matrices(columns, contract, RIGHT)
     first = next(iter(quantized.values()))
     values = np.concatenate([_plain(q) for q in first])
     of = bounds.magnitudes(
@@ -64,12 +64,12 @@ def linear(
     offset = None if bias is None else bias.astype(np.float64)
     plain = values @ RIGHT.matrix(columns).T
     ideal = plain if offset is None else plain + offset
-    radius = _radius(of, plain, offset, output, contract, activation)
+    radius = radius_of_sums(of, plain, offset, output, contract, activation)
     inexact = ~np.broadcast_to(np.asarray(exact), (len(values),))[:, None]
     if contract.partial_sums == 1:  # nobody knows where 16-bit partial sums begin and end
         radius = radius * inexact
     flips = [] if activation.kind == "a16" else _flips(calls, first, activation, contract)
-    found = _hypotheses(calls, quantized, matrices, columns, offset, contract, RIGHT, radius, flips)
+    found = _hypotheses(calls, quantized, weights, columns, offset, contract, RIGHT, radius, flips)
     return Expected(ideal, found, output)
 
 
@@ -87,12 +87,12 @@ def hypotheses(
     calls = _calls(x, weight, bias)
     columns = semantics.columns(reload(weight, semantics), expected.output)
     offset = None if bias is None else bias.astype(np.float64)
-    quantized = _quantize(calls, activation, contract, input_scale, semantics)
-    matrices = _matrices(columns, contract, semantics)
+    quantized = quantize_calls(calls, activation, contract, input_scale, semantics)
+    weights = matrices(columns, contract, semantics)
     radius = expected.radius
     if contract.epilogue != "once" and columns.weight.format.strategy != "group":
         radius = radius * _channel_scale(columns_of(weight, expected.output))
-    found = _hypotheses(calls, quantized, matrices, columns, offset, contract, semantics, radius, [])
+    found = _hypotheses(calls, quantized, weights, columns, offset, contract, semantics, radius, [])
     return Expected(next(iter(found.values())).centre, found, expected.output)
 
 
@@ -109,7 +109,7 @@ def _calls(x: Array | Sequence[Array], weight: QuantizedWeight, bias: Array | No
 # ---- what a contract leaves open
 
 
-def _matrices(columns: Columns, contract: Contract, semantics: Semantics) -> dict[str, Float64Array]:
+def matrices(columns: Columns, contract: Contract, semantics: Semantics) -> dict[str, Float64Array]:
     """The weight in each way that the contract allows, by name; equal matrices once."""
     output = columns.output
     if contract.zero_point == "scaled":
@@ -141,7 +141,7 @@ def _late_zero_points(columns: Columns) -> dict[str, Float64Array]:
     return found
 
 
-def _quantize(
+def quantize_calls(
     calls: list[Array],
     fmt: ActivationFormat,
     contract: Contract,
@@ -310,7 +310,7 @@ def _channel_scale(columns: Columns) -> Float64Array:
 # ---- what is bounded
 
 
-def _radius(
+def radius_of_sums(
     of: Magnitudes,
     plain: Float64Array,
     bias: Float64Array | None,
@@ -318,6 +318,7 @@ def _radius(
     contract: Contract,
     activation: ActivationFormat,
 ) -> Float64Array:
+    """What an accumulation may be off by under a contract, the bias included (C44, C52, C53). plain: the sums."""
     if activation.kind in ("int8", "int4") and contract.integers == "int32":
         radius = bounds.int32_radius(of)
     else:

@@ -29,7 +29,8 @@ class QuantizedWeight:
 
     codes: int8 (N, K). scale: float of 16 or 32 bits, (N, G) for groups, (N, 1) for channel, (1,) for
     tensor. zero_point: int8 shaped like scale, None when symmetric. group_index: int32 (K), the group of
-    each column (act-order), None for column k in group k // group_size.
+    each column (act-order), None for column k in group k // group_size; a shard's scale has the groups of the
+    whole (C102).
     Raises TensorError naming the tensor: shapes and dtypes, codes and zero points outside the width,
     scales that are not finite (C25), group indices outside 0..G-1.
     """
@@ -46,7 +47,7 @@ class QuantizedWeight:
         if self.codes.ndim != 2:
             raise TensorError(f"codes: expected a matrix (N, K), found shape {list(self.codes.shape)}")
         check_range("codes", self.codes, fmt)
-        shape = scale_shape(fmt, *self.codes.shape)
+        shape = scale_shape(fmt, self.n, self.k, None if self.group_index is None else self.scale)
         check_scale("scale", self.scale, shape)
         if (self.zero_point is None) != fmt.symmetric:
             raise TensorError(
@@ -91,8 +92,18 @@ class QuantizedWeight:
         return np.arange(self.k, dtype=np.int64) // self.format.group_size
 
 
-def scale_shape(fmt: WeightFormat, n: int, k: int) -> tuple[int, ...]:
-    """Shape of scale and unpacked zero point (C21): (1,), (N, 1) or (N, G)."""
+def scale_shape(
+    fmt: WeightFormat, n: int, k: int, indexed: npt.NDArray[Any] | None = None
+) -> tuple[int, ...]:
+    """Shape of scale and unpacked zero point (C21): (1,), (N, 1) or (N, G).
+
+    indexed: the scale that a g_idx points into. Its groups may be those of a matrix that these K columns are one
+    of several equal shards of (C102).
+    """
+    if indexed is not None and fmt.strategy == "group" and indexed.ndim == 2:
+        whole = indexed.shape[1] * fmt.group_size
+        if whole > k and k > 0 and whole % k == 0:
+            return (n, indexed.shape[1])
     return (1,) if fmt.strategy == "tensor" else (n, fmt.groups(k))
 
 

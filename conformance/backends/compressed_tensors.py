@@ -1,4 +1,4 @@
-"""compressed-tensors unpacks, dequantizes and quantizes activations, torch multiplies: the CPU default.
+"""compressed-tensors unpacks, dequantizes and quantizes activations, torch does the rest: the CPU default.
 
 The library materializes the weight in the scale's dtype. The product is taken in float32, of codes times
 scales where activations are quantized, because torch's 16-bit products on CPUs differ from machine to machine.
@@ -6,6 +6,7 @@ scales where activations are quantized, because torch's 16-bit products on CPUs 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.lifecycle.forward import quantize
 from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
 
-from conformance.backend import Checkpoint, Support
+from conformance.backend import Checkpoint, MoeCheckpoint, Support
+from conformance.backends import torch_experts, torch_routing
 from conformance.cases import Case
 from conformance.errors import EnvironmentMissing
 from reference.bounds import Contract
@@ -26,7 +28,10 @@ _VALIDATES = ("scale-shape", "group-remainder")
 
 
 class CompressedTensorsBackend:
-    contract = Contract(weights="rounded", quantizer="compressed-tensors")
+    contract = Contract(weights="rounded", quantizer="compressed-tensors", ties="any", intermediates="16-bit")
+    # The library has no router: this is torch's own.
+    route = staticmethod(torch_routing.route)
+    align_block_size = staticmethod(torch_routing.align_block_size)
 
     def __init__(self, name: str = "compressed_tensors", device: str = "cpu") -> None:
         self.name = name
@@ -51,10 +56,12 @@ class CompressedTensorsBackend:
         return unpack_from_int32(words, bits, torch.Size(shape), packed_dim=axis % 2)
 
     def dequantize(self, checkpoint: Checkpoint) -> torch.Tensor:
-        tensors = dict(checkpoint.tensors)
+        return self._matrix(dict(checkpoint.tensors), checkpoint.weights)
+
+    def _matrix(self, tensors: dict[str, torch.Tensor], weights: Any) -> torch.Tensor:
         if "weight_g_idx" in tensors:
             raise NotImplementedError("weight_g_idx: compressed-tensors has no group activation ordering")
-        scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**checkpoint.weights))
+        scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**weights))
         return PackedQuantizationCompressor.decompress(tensors, scheme)["weight"]
 
     def quantize_activation(
@@ -88,18 +95,54 @@ class CompressedTensorsBackend:
         bias = checkpoint.tensors.get("bias")
         bias = None if bias is None else bias.float()
         dtype = _DTYPES[checkpoint.dtype]
-        activations = checkpoint.input_activations
+        quantize = self._quantizer(checkpoint.input_activations)
+        return lambda x: torch.nn.functional.linear(quantize(x), matrix, bias).to(dtype)
 
-        def linear(x: torch.Tensor) -> torch.Tensor:
-            values = x.float()
-            if activations is not None and len(x):  # on CUDA the library fails for no rows
-                # A scale a row of x is one a channel: by that name the library knows it on CUDA too.
-                by = "channel" if activations["strategy"] == "token" else activations["strategy"]
-                codes, scale = self._quantized(x, activations, None, by)
-                values = codes.float() * scale
-            return torch.nn.functional.linear(values, matrix, bias).to(dtype)
+    def _quantizer(self, activations: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        """From 16-bit activations to the float32 numbers that their codes stand for."""
 
-        return linear
+        def quantize(x: torch.Tensor) -> torch.Tensor:
+            if activations is None or len(x) == 0:  # on CUDA the library fails for no rows
+                return x.float()
+            # A scale a row of x is one a channel: by that name the library knows it on CUDA too.
+            by = "channel" if activations["strategy"] == "token" else activations["strategy"]
+            codes, scale = self._quantized(x, activations, None, by)
+            return codes.float() * scale
+
+        return quantize
+
+    swiglu = staticmethod(torch_experts.swiglu)
+
+    def load_moe(self, checkpoint: MoeCheckpoint) -> torch_experts.TorchExperts:
+        w13, w2 = self._matrices(checkpoint, "")
+        shared = (
+            self._matrices(checkpoint, "shared_")
+            if "shared_w13_weight_packed" in checkpoint.tensors
+            else None
+        )
+        quantize = self._quantizer(checkpoint.input_activations)
+        return torch_experts.TorchExperts(checkpoint, w13, w2, shared, quantize)
+
+    def _matrices(self, checkpoint: MoeCheckpoint, prefix: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """w13 and w2 of all experts; the library knows no stacks, so each matrix is one layer to it."""
+        h, i = checkpoint.hidden, checkpoint.intermediate
+        found = []
+        for which, shape in (("w13", (2 * i, h)), ("w2", (h, i))):
+            start = f"{prefix}{which}_weight"
+            stacks = {
+                n.removeprefix(f"{prefix}{which}_"): t
+                for n, t in checkpoint.tensors.items()
+                if n.startswith(start)
+            }
+            each = [
+                self._matrix(
+                    {**{n: t[e] for n, t in stacks.items()}, "weight_shape": torch.tensor(shape)},
+                    checkpoint.weights,
+                )
+                for e in range(len(stacks["weight_packed"]))
+            ]
+            found.append(torch.stack(each))
+        return found[0], found[1]
 
 
 backend = CompressedTensorsBackend

@@ -31,6 +31,8 @@ from conformance.cases.dense import (
     weight_formats,
 )
 from conformance.cases.moe import moe_cases
+from conformance.cases.routing import routing_cases
+from conformance.cases.sharding import sharding_cases
 
 __all__ = [
     "BITS",
@@ -48,7 +50,7 @@ __all__ = [
 def all_cases() -> dict[str, Case]:
     """Every case by id, in a stable order. The quick ones judge every dense cell at least once, and of the
     mixtures of experts every pair of properties."""
-    cases = [*dense_cases(), *moe_cases()]
+    cases = [*dense_cases(), *moe_cases(), *routing_cases(), *sharding_cases()]
     by_id = {case.id: case for case in cases}
     if len(by_id) != len(cases):
         raise AssertionError("two cases share an id")

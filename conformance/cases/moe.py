@@ -20,27 +20,33 @@ MOE_VARIANTS = ("silu", "silu-limit", "swigluoai", "swigluoai-halves", "swiglust
 # (tokens, experts, top_k, hidden, intermediate). A group takes the shapes whose hidden and intermediate it divides.
 MOE_SHAPES = (
     # multiples of 128: every format
-    (33, 8, 2, 128, 256),
+    (3, 8, 2, 128, 256),
     (3, 8, 2, 256, 128),
     (1, 4, 1, 128, 128),
-    (33, 4, 4, 128, 128),
+    (33, 4, 2, 128, 128),
+    (3, 4, 4, 128, 128),
+    # no multiples of 64
+    (33, 8, 2, 96, 32),
+    (3, 8, 2, 32, 160),
+    # K * bits no multiple of 32, in either projection
+    (33, 8, 2, 50, 74),
+    (3, 8, 8, 90, 50),
+    (1, 4, 1, 33, 17),
+)
+# Many experts and many tokens take long: they come once in so many turns.
+LARGE_MOE_SHAPES = (
     (257, 4, 2, 128, 128),
     (33, 60, 6, 128, 128),
     (3, 128, 8, 128, 128),
-    # no multiples of 64
-    (33, 8, 2, 96, 160),
-    (3, 60, 6, 64, 96),
+    (1, 256, 6, 128, 128),
     (33, 128, 8, 32, 64),
-    (1, 256, 8, 64, 32),
+    (3, 256, 8, 64, 32),
     (257, 8, 2, 64, 96),
-    # K * bits no multiple of 32, in either projection
-    (33, 8, 2, 100, 74),
-    (3, 8, 8, 90, 50),
     (33, 60, 2, 50, 34),
-    (1, 4, 1, 33, 17),
 )
+_LARGE_EVERY = 11
 # Recipes that ask for one property of the layer, a few cells of each format
-MOE_SITUATIONS = ("one-expert", "absent", "shared", "on-input", "empty")
+MOE_SITUATIONS = ("one-expert", "absent", "unrouted", "shared", "on-input", "empty")
 MOE_EXACT_RECIPES = ("readout", "integers")
 
 
@@ -55,27 +61,28 @@ def _swiglu() -> Iterator[Case]:
             for r, recipe in enumerate(SWIGLU_RECIPES):
                 for i, (m, n) in enumerate(SWIGLU_SHAPES):
                     quick = i in ((turn + r) % 6, (turn + r + 3) % 6)
-                    yield Case(
-                        "swiglu", UNUSED, recipe, n, m=m, dtype=dtype, variant=variant, quick=quick
-                    )
+                    yield Case("swiglu", UNUSED, recipe, n, m=m, dtype=dtype, variant=variant, quick=quick)
 
 
-def _shapes(fmt: WeightFormat) -> list[tuple[int, int, int, int, int]]:
+def _shape(fmt: WeightFormat, turn: int) -> tuple[int, int, int, int, int]:
+    """One that the format takes, in turn."""
     size = max(fmt.group_size, 1)
-    return [s for s in MOE_SHAPES if s[3] % size == 0 and s[4] % size == 0]
+    table = LARGE_MOE_SHAPES if turn % _LARGE_EVERY == 0 else MOE_SHAPES
+    fitting = [s for s in table if s[3] % size == 0 and s[4] % size == 0]
+    number = turn // _LARGE_EVERY if table is LARGE_MOE_SHAPES else turn
+    return fitting[number % len(fitting)]
 
 
 def _moe() -> Iterator[Case]:
     activations = (A16, *QUANTIZED_ACTIVATIONS)
     for f, fmt in enumerate(weight_formats()):
-        shapes = _shapes(fmt)
         for a, activation in enumerate(activations):
             for d, dtype in enumerate(DTYPES):
                 for v, variant in enumerate(MOE_VARIANTS):
                     turn = f + 5 * a + 3 * d + 7 * v
                     quick = _paired(fmt, a, d, v)
                     for r, recipe in enumerate(("random", "integers")):
-                        t, e, k, h, i = shapes[(turn + 2 * r) % len(shapes)]
+                        t, e, k, h, i = _shape(fmt, turn + 2 * r)
                         yield Case(
                             "moe", fmt, recipe, i, h, t, dtype, activation, bias=(turn + r) % 2 == 0,
                             experts=e, top_k=k, variant=variant, quick=quick,
@@ -85,18 +92,18 @@ def _moe() -> Iterator[Case]:
 
 def _situations(fmt: WeightFormat, turn: int, activation: ActivationFormat, dtype: str) -> Iterator[Case]:
     """Two of the situations, the readout and, for groups of 128, act-order, with variants in turn."""
-    shapes = [s for s in _shapes(fmt) if 4 <= s[1] <= 60 and s[0] > 1]
     for i in range(2):
         recipe = MOE_SITUATIONS[(turn + 2 * i) % len(MOE_SITUATIONS)]
         variant = MOE_VARIANTS[(turn + 3 * i) % len(MOE_VARIANTS)]
-        t, e, k, h, n = shapes[(turn + i) % len(shapes)]
+        t, e, k, h, n = _shape(fmt, 3 * turn + i)
+        t = max(t, 3)
         t, k = {"empty": 0}.get(recipe, t), {"on-input": 1, "one-expert": 1}.get(recipe, k)
         yield Case(
             "moe", fmt, recipe, n, h, t, dtype, activation, bias=turn % 2 == i,
             experts=e, top_k=k, variant=variant, quick=turn % 7 == i,
         )  # fmt: skip
     variant = MOE_VARIANTS[turn % len(MOE_VARIANTS)]
-    t, e, k, h, n = shapes[turn % len(shapes)]
+    t, e, k, h, n = _shape(fmt, 3 * turn + 2)
     yield Case(
         "moe", fmt, "readout", n, h, t, dtype, activation,
         experts=e, top_k=k, variant=variant, quick=turn % 7 == 2,

@@ -26,20 +26,27 @@ amax / 127.5 (fp8: both). Tokens have scales of their own in every recipe.
 from conformance.data.activations import QuantizationProblem, quantization_problem
 from conformance.data.defects import codes_in_range, codes_out_of_range, defective_layer
 from conformance.data.linear import LinearProblem, checkpoint_of, linear_problem
+from conformance.data.moe import MoeProblem, moe_checkpoint_of, moe_problem
 from conformance.data.seeds import generator
+from conformance.data.swiglu import SwigluProblem, swiglu_problem
 from conformance.data.weights import packing_axis, packing_codes, quantized_weight
 
 __all__ = [
     "LinearProblem",
+    "MoeProblem",
     "QuantizationProblem",
+    "SwigluProblem",
     "checkpoint_of",
     "codes_in_range",
     "codes_out_of_range",
     "defective_layer",
     "generator",
     "linear_problem",
+    "moe_checkpoint_of",
+    "moe_problem",
     "packing_axis",
     "packing_codes",
     "quantization_problem",
     "quantized_weight",
+    "swiglu_problem",
 ]

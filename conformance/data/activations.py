@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 Float64Array = npt.NDArray[np.float64]
 
 # What the largest magnitude of a token is divided by in each convention, for the two batches of a case.
-_DIVISORS = {"int8": (127.0, 127.5), "int4": (7.0, 7.5), "fp8": (448.0, 448.0)}
+DIVISORS = {"int8": (127.0, 127.5), "int4": (7.0, 7.5), "fp8": (448.0, 448.0)}
 
 
 def linear_activations(
@@ -38,10 +38,10 @@ def linear_activations(
             codes = [c * e for c, e in zip(codes, _token_powers(case, rng), strict=True)]
         return codes
     powers = _token_powers(case, rng)
-    batches = [_beside_codes(c, case.activation, rng) for c in codes]
+    batches = [beside_codes(c, case.activation, rng) for c in codes]
     if case.recipe == "integers":
         batches = [add_ties(b, case.activation, rng, 0.25) for b in batches]
-    for batch, divisor in zip(batches, _DIVISORS[case.activation.kind], strict=True):
+    for batch, divisor in zip(batches, DIVISORS[case.activation.kind], strict=True):
         if anchor is not None:
             batch[:, anchor] = divisor * rng.choice([-1.0, 1.0], case.m)
         if case.m >= 4 and case.recipe == "integers":
@@ -90,7 +90,7 @@ def _token_powers(case: Case, rng: np.random.Generator) -> list[Float64Array]:
     return [np.exp2(np.where(token % 2 == side, low + token % 3, high - token % 3)) for side in (0, 1)]
 
 
-def _beside_codes(codes: Float64Array, fmt: ActivationFormat, rng: np.random.Generator) -> Float64Array:
+def beside_codes(codes: Float64Array, fmt: ActivationFormat, rng: np.random.Generator) -> Float64Array:
     """Values a quarter of a step off their codes: what does not quantize computes something else."""
     if fmt.kind == "fp8":
         codes = round_to(codes, E4M3)
@@ -169,7 +169,7 @@ def quantization_problem(case: Case) -> QuantizationProblem:
     input_scale = None if fmt.dynamic else 2.0**-3
     if case.recipe in ("codes", "ties"):
         values = _every_code(fmt, shape, rng)
-        values = add_ties(values, fmt, rng, 0.5) if case.recipe == "ties" else _beside_codes(values, fmt, rng)
+        values = add_ties(values, fmt, rng, 0.5) if case.recipe == "ties" else beside_codes(values, fmt, rng)
         _set_largest(values, fmt, rng)
         values = values * (np.exp2(token % 5 - 3.0) if input_scale is None else input_scale)
     elif case.recipe == "saturation":  # far beyond the largest code, and just beyond
@@ -216,5 +216,5 @@ def _set_largest(values: Float64Array, fmt: ActivationFormat, rng: np.random.Gen
     size = fmt.group_size if fmt.strategy == "group" else k
     for start in range(0, k, size):
         column = start + rng.integers(0, size, m)
-        largest = np.array(_DIVISORS[fmt.kind])[(np.arange(m) + start // size) % 2]
+        largest = np.array(DIVISORS[fmt.kind])[(np.arange(m) + start // size) % 2]
         values[np.arange(m), column] = largest * rng.choice([-1.0, 1.0], m)

@@ -12,11 +12,11 @@ import numpy.typing as npt
 from conformance.backend import Checkpoint
 from conformance.cases import EXACT_RECIPES, Case
 from conformance.data.activations import linear_activations
-from conformance.data.exactness import exact_in_float32
 from conformance.data.seeds import generator
 from conformance.data.weights import quantized_weight, without_column
 from reference.activations import open_tokens, quantize, quantizers
 from reference.bounds import Contract, Expected
+from reference.exactness import exact_in_float32
 from reference.formats import ActivationFormat
 from reference.layouts import layout
 from reference.linear import hypotheses, linear

@@ -61,7 +61,7 @@ def quantized_weight(case: Case, rng: np.random.Generator) -> QuantizedWeight:
         index = rng.permutation(np.arange(k) // fmt.group_size).astype(np.int32)
     zero_point = None
     if not fmt.symmetric:
-        zero_point = _peaked(rng, (n, groups), fmt) if peaked else _zero_points(rng, n, groups, fmt)
+        zero_point = _peaked(rng, (n, groups), fmt) if peaked else zero_points(rng, n, groups, fmt)
     scale = _scales(case, rng, n, groups).astype(float_format(case.dtype).dtype)
     return QuantizedWeight(fmt, codes, scale, zero_point, index)
 
@@ -83,7 +83,7 @@ def _peaked(rng: np.random.Generator, shape: tuple[int, int], fmt: WeightFormat)
     return np.clip(np.rint(drawn), low, high).astype(np.int8)
 
 
-def _zero_points(rng: np.random.Generator, n: int, groups: int, fmt: WeightFormat) -> npt.NDArray[np.int8]:
+def zero_points(rng: np.random.Generator, n: int, groups: int, fmt: WeightFormat) -> npt.NDArray[np.int8]:
     """Uniform, then moved so that neighbours along N and along the groups differ."""
     levels = 1 << fmt.bits
     step = max(1, levels // 3)

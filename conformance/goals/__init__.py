@@ -2,8 +2,6 @@
 
 from conformance.goals.dense import (
     ArrayGoal,
-    ExpectedGoal,
-    Goal,
     LinearGoal,
     QuantizationGoal,
     dequantize_goal,
@@ -11,13 +9,17 @@ from conformance.goals.dense import (
     traits_of,
     unpack_goal,
 )
+from conformance.goals.expected import ExpectedGoal, Goal
+from conformance.goals.moe import MoeGoal, SwigluGoal
 
 __all__ = [
     "ArrayGoal",
     "ExpectedGoal",
     "Goal",
     "LinearGoal",
+    "MoeGoal",
     "QuantizationGoal",
+    "SwigluGoal",
     "dequantize_goal",
     "pack_goal",
     "traits_of",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,35 +17,16 @@ from conformance.compare import (
     compare_to_expected,
 )
 from conformance.data import LinearProblem, QuantizationProblem
-from conformance.diagnosis import (
-    Diagnosis,
-    Match,
-    Suspects,
-    by_stage,
-    diagnose,
-    distance_in_bounds,
-    explains,
-    pattern,
-)
+from conformance.diagnosis import Diagnosis, Match, Suspects, by_stage, diagnose, pattern
+from conformance.goals.expected import LARGEST_DIAGNOSED, NOTHING, diagnose_expected
 from reference.activations import QuantizedActivations, legal_quantizations, quantizers
-from reference.bounds import Contract, Expected
+from reference.bounds import Contract
 from reference.mutants import Mutant, Traits
 from reference.rounding import float_format, half_ulps
 from reference.semantics import reload
 from reference.weights import QuantizedWeight
 
 Array = npt.NDArray[Any]
-
-NOTHING = Match(False, np.inf, np.inf)
-
-# Faults are told apart on at most this many products of a case: the rest is a matter of time, not of evidence.
-_LARGEST_DIAGNOSED = 1 << 27
-
-
-class Goal(Protocol):
-    def compare(self, arrays: tuple[Array, ...]) -> Comparison: ...
-
-    def diagnose(self, arrays: tuple[Array, ...], comparison: Comparison) -> Diagnosis: ...
 
 
 def traits_of(case: Case, contract: Contract | None = None) -> Traits:
@@ -104,23 +85,6 @@ def _match_arrays(other: Array, actual: Array) -> Match:
 
 
 @dataclass(frozen=True)
-class ExpectedGoal:
-    """The outputs of a checkpoint's layer, within a bound; its failures are located, not named."""
-
-    case: Case
-    weight: QuantizedWeight
-    expected: Expected
-
-    def compare(self, arrays: tuple[Array, ...]) -> Comparison:
-        return compare_to_expected(self.expected, arrays[0])
-
-    def diagnose(self, arrays: tuple[Array, ...], comparison: Comparison) -> Diagnosis:
-        right = distance_in_bounds(self.expected, arrays[0].astype(np.float64))
-        where = pattern(comparison, arrays[0])
-        return diagnose(Suspects([], lambda m: None, lambda m: NOTHING, Match(False, 1.0, right), where))
-
-
-@dataclass(frozen=True)
 class LinearGoal:
     """The outputs of a linear, within the bound of the backend's contract."""
 
@@ -134,48 +98,17 @@ class LinearGoal:
         return comparison
 
     def diagnose(self, arrays: tuple[Array, ...], comparison: Comparison) -> Diagnosis:
-        (actual,) = arrays
-        y = actual.astype(np.float64)
-        expected = self.problem.expected(self.contract)
-        case = self.problem.case
-
-        off = min(_mismatches(expected, y), 1.0)
-
-        def differs(mutant: Mutant) -> float | None:
-            if not mutant.applies(traits_of(case, self.contract)):
-                return None
-            other = self.problem.mutated(mutant, self.contract)
-            return None if _same(other, expected) else _mismatches(other, y)
-
-        def match(mutant: Mutant) -> Match:
-            other = self.problem.mutated(mutant, self.contract)
-            compared = compare_to_expected(other, actual)
-            share = _mismatches(other, y)
-            fits = (compared.passes and not compared.note) or explains(share, off, int(np.isfinite(y).sum()))
-            if not np.isfinite(y).all():  # numbers that are none have a cause of their own
-                places = [np.isfinite(other.finish(h, h.centre)) for h in other.hypotheses.values()]
-                fits = share < 0.05 and any(np.array_equal(np.isfinite(y), p) for p in places)
-            return Match(fits, share, distance_in_bounds(other, y))
-
-        where = pattern(comparison, actual)
-        right = Match(False, off, distance_in_bounds(expected, y))
+        case, size = self.problem.case, arrays[0].size
         stages = ("unpack", "columns", "matrix", "store", "quantize", "product", "finish")
-        mutants = by_stage(*stages) if y.size * case.k <= _LARGEST_DIAGNOSED else []
-        return diagnose(Suspects(mutants, differs, match, right, where, case.weight.bits))
-
-
-def _mismatches(expected: Expected, y: npt.NDArray[np.float64]) -> float:
-    """The share of elements that are not the finished centre, for the hypothesis that it is smallest for."""
-    finished = [expected.finish(h, h.centre) for h in expected.hypotheses.values()]
-    shares = [float(((y != f) & ~(np.isnan(y) & np.isnan(f))).mean()) for f in finished] if y.size else [0.0]
-    return min(shares)
-
-
-def _same(a: Expected, b: Expected) -> bool:
-    """Whether two expectations ask for the same outputs: such a mutant explains nothing."""
-    ours = [b.finish(h, h.centre) for h in b.hypotheses.values()]
-    theirs = [a.finish(h, h.centre) for h in a.hypotheses.values()]
-    return all(any(np.array_equal(t, o, equal_nan=True) for o in ours) for t in theirs)
+        return diagnose_expected(
+            self.problem.expected(self.contract),
+            arrays[0],
+            comparison,
+            by_stage(*stages) if size * case.k <= LARGEST_DIAGNOSED else [],
+            lambda m: m.applies(traits_of(case, self.contract)),
+            lambda m: self.problem.mutated(m, self.contract),
+            case.weight.bits,
+        )
 
 
 @dataclass(frozen=True)
@@ -235,17 +168,19 @@ def dequantize_goal(case: Case, weight: QuantizedWeight, expected: Array) -> Arr
     def mutated(mutant: Mutant) -> Array:
         s = mutant.semantics
         matrix = s.store(s.matrix(s.columns(reload(weight, s), output)), output)
-        return matrix.astype(output.dtype)
+        return np.asarray(matrix.astype(output.dtype))
 
     return ArrayGoal(case, expected, mutated, ("unpack", "columns", "matrix", "store"), weight)
 
 
 def pack_goal(case: Case, codes: Array, axis: int, words: Array) -> ArrayGoal:
-    return ArrayGoal(case, words, lambda m: m.semantics.pack(codes, case.weight.bits, axis), ("pack",))
+    return ArrayGoal(
+        case, words, lambda m: np.asarray(m.semantics.pack(codes, case.weight.bits, axis)), ("pack",)
+    )
 
 
 def unpack_goal(case: Case, codes: Array, axis: int, words: Array) -> ArrayGoal:
     def mutated(mutant: Mutant) -> Array:
-        return mutant.semantics.unpack(words, case.weight.bits, codes.shape[axis], axis)
+        return np.asarray(mutant.semantics.unpack(words, case.weight.bits, codes.shape[axis], axis))
 
     return ArrayGoal(case, codes, mutated, ("unpack",))

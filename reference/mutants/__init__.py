@@ -1,6 +1,6 @@
 """The named wrong semantics: they name what a failing backend computes, and they judge the suites.
 
-Three modules by what they get wrong; `held_out` was written after the suites were frozen and serves only to
+One module for each thing that they get wrong; `held_out` was written after the suites were frozen and serves only to
 judge them (`nox -s mutants`).
 """
 
@@ -8,9 +8,21 @@ from __future__ import annotations
 
 from reference.mutants.activations import ACTIVATIONS
 from reference.mutants.arithmetic import ARITHMETIC
+from reference.mutants.experts import EXPERTS
+from reference.mutants.gated import GATED
 from reference.mutants.registry import KINDS, Mutant, Traits
+from reference.mutants.routing import ROUTING
+from reference.mutants.sharding import SHARDING
 from reference.mutants.weights import WEIGHTS
 
-MUTANTS: dict[str, Mutant] = {**WEIGHTS, **ACTIVATIONS, **ARITHMETIC}
+MUTANTS: dict[str, Mutant] = {
+    **WEIGHTS,
+    **ACTIVATIONS,
+    **ARITHMETIC,
+    **ROUTING,
+    **GATED,
+    **EXPERTS,
+    **SHARDING,
+}
 
 __all__ = ["KINDS", "MUTANTS", "Mutant", "Traits"]

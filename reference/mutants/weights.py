@@ -277,6 +277,17 @@ def scale_transposed(weight, output):
     return _with_scale(weight, output, weight.scale.reshape(weight.scale.shape[::-1]).T)
 
 
+@mutant(
+    "zero points",
+    "columns",
+    "weights with zero points read as (groups, rows)",
+    lambda t: not t.weight.symmetric and t.groups > 1 and t.n > 1,
+)
+def zero_points_transposed(weight, output):
+    zero = weight.zero_point.reshape(weight.zero_point.shape[::-1]).T
+    return columns_of(replace(weight, zero_point=np.ascontiguousarray(zero)), output)
+
+
 @mutant("scales", "columns", "weights with scales that lost their last bit")
 def scale_last_bit_lost(weight, output):
     bits = weight.scale.view(np.uint16 if weight.scale.itemsize == 2 else np.uint32)

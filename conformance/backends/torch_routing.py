@@ -1,0 +1,51 @@
+"""A router and block alignment in plain torch: scores in float32, torch.topk, whose ties go to any index."""
+
+from __future__ import annotations
+
+import torch
+
+from reference.routing import Routing
+
+
+def route(
+    logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    values = logits.float()
+    scores = torch.sigmoid(values) if routing.scoring == "sigmoid" else torch.softmax(values, dim=-1)
+    scores = torch.where(torch.isfinite(scores), scores, 0.0)
+    keys = scores if bias is None else scores + bias
+    if routing.groups > 1:
+        members = keys.unflatten(-1, (routing.groups, -1))
+        count = 1 if routing.group_score == "max" else 2
+        kept = members.topk(count, dim=-1).values.sum(dim=-1).topk(routing.top_groups, dim=-1).indices
+        outside = torch.ones(members.shape[:-1], dtype=torch.bool, device=keys.device).scatter(
+            -1, kept, False
+        )
+        keys = members.masked_fill(outside[..., None], -torch.inf).flatten(-2)
+    ids = keys.topk(routing.top_k, dim=-1).indices
+    weights = scores.gather(-1, ids)
+    if routing.normalized:
+        total = weights.sum(dim=-1, keepdim=True)
+        weights = weights / torch.where(total > 0, total, 1.0)
+    return weights * routing.scaling, ids.to(torch.int32)
+
+
+def align_block_size(
+    ids: torch.Tensor, experts: int, block: int, expert_map: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    slots = ids.flatten().long()
+    local = slots
+    if expert_map is not None:
+        local = torch.where(slots < 0, -1, expert_map.long()[slots.clamp(min=0)])
+        experts = int(expert_map.max()) + 1
+    order = torch.sort(local, stable=True).indices[int((local < 0).sum()) :]
+    counts = torch.bincount(local[order], minlength=experts)
+    blocks = (counts + block - 1) // block
+    starts = (blocks.cumsum(0) - blocks) * block
+    firsts = counts.cumsum(0) - counts
+    within = torch.arange(len(order), device=ids.device) - firsts[local[order]]
+    padded = blocks.sum() * block
+    sorted_ids = torch.full((int(padded),), len(slots), dtype=torch.int32, device=ids.device)
+    sorted_ids[starts[local[order]] + within] = order.to(torch.int32)
+    owners = torch.repeat_interleave(torch.arange(experts, device=ids.device), blocks)
+    return sorted_ids, owners.to(torch.int32), padded.reshape(1).to(torch.int32)
