@@ -89,8 +89,9 @@ def mutants(session: nox.Session) -> None:
     matrix = ("python", "tools/kill_matrix.py", *session.posargs)
     session.run(*matrix, "--report", "reports/mutants.json", env=one_thread)
     session.run(*matrix, "--held-out", "--report", "reports/mutants-held-out.json", env=one_thread)
-    kernels = ("--seeds", "200", "--report", "reports/correct-kernels.json")
-    session.run("python", "tools/correct_kernels.py", *kernels, env=one_thread)
+    for tool, report in (("correct_kernels", "correct-kernels"), ("correct_routers", "correct-routers")):
+        options = ("--seeds", "200", "--report", f"reports/{report}.json")
+        session.run("python", f"tools/{tool}.py", *options, env=one_thread)
 
 
 @nox.session

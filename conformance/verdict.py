@@ -133,8 +133,9 @@ def decide(
 
 def names_the_cell(case: Case, refusal: str) -> bool:
     """Whether an error says what it refuses: bits, group size, symmetry, activations, dtype or shape of the case,
-    or the tensor or argument that holds them. Advice: a user has to find out what to change."""
+    its experts or ranks, or the tensor or argument that holds them. Advice: a user has to find out what to change."""
     words = "bit group channel symmetric asym zero scale g_idx order activation strategy quantiz dtype shape"
+    words += " expert top_k routing bias limit alpha beta shard rank"
     own = (str(case.weight.bits), case.activation.kind, case.dtype, case.operation)
     said = refusal.lower()
     return any(word in said for word in (*words.split(), *own))

@@ -18,6 +18,7 @@ Float64Array = npt.NDArray[np.float64]
 
 _HALF_ULP = 2.0**-24
 _TINY = 2.0**-149  # the least float32
+UNBOUNDED = 2.0**100  # a radius that says nothing, and yet is no infinity, which a zero would make NaN of
 
 
 @dataclass(frozen=True)
@@ -66,4 +67,5 @@ class Ball:
         high = round_to(self.centre + self.radius, output)
         with np.errstate(invalid="ignore"):
             radius = np.maximum(high - centre, centre - low)
-        return Ball(centre, np.where(np.isnan(radius), 0.0, radius))  # infinity on both sides
+        radius = np.where(np.isnan(radius), 0.0, radius)  # infinity on both sides
+        return Ball(centre, np.minimum(radius, UNBOUNDED))

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from reference import activations, bounds, swiglu
 from reference.activations import QuantizedActivations, Quantizer, quantizers
-from reference.balls import Ball
+from reference.balls import UNBOUNDED, Ball
 from reference.bounds import Contract, Expected, Hypothesis
 from reference.errors import TensorError
 from reference.exactness import exact_outputs, granule
@@ -305,6 +305,7 @@ class _Layer:
         self.slots = {
             int(e): np.flatnonzero(self.places.reshape(-1) == e) for e in np.unique(self.places) if e >= 0
         }
+        self._told: list[Quantizer] = []
         same = semantics.load is load and semantics.dispatch is dispatch and semantics.linear is RIGHT
         self._first = memo if memo is not None and same else {}
         same = same and semantics.gated is swiglu.GATED_RIGHT and semantics.requantize is requantize
@@ -335,13 +336,15 @@ class _Layer:
             counts = np.cumsum([len(part) for part in x])[:-1]
             on = np.split(self.weights[:, 0], counts)
             x = [
-                round_to(part.astype(np.float64) * w[:, None], self.output).astype(self.output.dtype)
+                # float32 products, rounded again as they are stored
+                (part.astype(np.float32) * w[:, None].astype(np.float32)).astype(self.output.dtype)
                 for part, w in zip(x, on, strict=True)
             ]
         ways = quantize_calls(x, self.fmt, self.contract, None, self.semantics.linear)
-        by_name = {"": None}
+        by_name: dict[str, Quantizer | None] = {"": None}
         if self.fmt.kind != "a16":
-            by_name = {q.name: q for q in quantizers(self.fmt, self.contract.quantizer, self.output)}  # type: ignore[misc]
+            by_name = {q.name: q for q in quantizers(self.fmt, self.contract.quantizer, self.output)}
+        self._told = [q for name in ways if (q := by_name[name]) is not None]
         first = next(iter(ways.values()))
         open_rows = np.zeros(self.tokens, np.bool_)
         if self.bounded and self.fmt.kind != "a16":
@@ -406,14 +409,12 @@ class _Layer:
         return found
 
     def _second(self, how: Quantizer) -> list[Quantizer]:
-        """The orders of operations that the radius of a code does not cover: floors, and quotients of 16 bits."""
+        """The same order of operations, and those that x did not tell from an earlier one: floors, and quotients
+        of 16 bits, which the radius of a code does not cover."""
+        told = {(q.floor, q.quotient) for q in self._told}
         every = quantizers(self.fmt, self.contract.quantizer, self.output)
-        return [
-            how,
-            *{
-                (q.floor, q.quotient): q for q in every if (q.floor, q.quotient) != (how.floor, how.quotient)
-            }.values(),
-        ]
+        others = {(q.floor, q.quotient): q for q in every if (q.floor, q.quotient) not in told}
+        return [how, *others.values()]
 
     def _requantized(self, h: Ball, how: Quantizer) -> _Values:
         """Codes of h, and how far they and the scale may be off, for h is known to its radius only."""
@@ -433,7 +434,7 @@ class _Layer:
         sure = (low == high) & (largest == activations.divisor(self.fmt, how) * scale)
         sure &= np.isin(np.frexp(scale)[0], (0.0, 0.5))
         slack = np.where(sure, 0.0, activations.CODE_SLACK)
-        low, high = low * (1 - slack), high * (1 + slack)
+        low, high = low * (1 - slack), np.minimum(high * (1 + slack), UNBOUNDED)
         shortest = np.sign(h.centre) * np.maximum(size - h.radius, 0)
         longest = np.sign(h.centre) * (size + h.radius)
         across = h.radius > size  # may have either sign
@@ -476,9 +477,10 @@ class _Layer:
         return _distinct(found)
 
     def _factors(self) -> list[tuple[str, MoeLayer, Float64Array]]:
-        """The routed scaling factor at the end, or in the weights; in float32 the radius covers both."""
+        """The routed scaling factor at the end, or in the weights; in float32 the radius covers both. Of a wrong
+        layer the first is enough, for a factor of 1 hides what a mutant does to it."""
         found = [("", self.layer, self.weights)]
-        if self.layer.factor != 1 and self.contract.intermediates != "fp32":
+        if self.bounded and self.layer.factor != 1 and self.contract.intermediates != "fp32":
             weights = (self.weights * self.layer.factor).astype(np.float32).astype(np.float64)
             found.append(("factor in the weights", replace(self.layer, factor=1.0), weights))
         return found

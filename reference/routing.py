@@ -9,7 +9,7 @@ each token the interval of every expert's key, judges any selection by it, and l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, get_args
@@ -455,33 +455,26 @@ def _acceptable(keys: Keys, chosen: Mask, mask: Mask) -> Mask:
 def acceptable_sets(keys: Keys, count: int) -> Iterator[tuple[int, ...]]:
     """Every acceptable set of count places of keys (n), ascending.
 
-    Exact ties have one interval and go in order, so a set is a number of each name; what fewer than count others can
-    come before is in every set, and what count others surely come before is in none.
+    Exact ties have one interval and go in order, so a set is a number of each name. By falling low, whatever is taken
+    only has to reach the largest low that was left out before it.
     """
-    n = len(keys.low)
-    certain = (keys.high[None, :] >= keys.low[:, None]).sum(axis=1) - 1 < count
-    hopeless = (keys.low[None, :] > keys.high[:, None]).sum(axis=1) >= count
     runs: dict[int, list[int]] = {}
-    for place in np.flatnonzero(~certain & ~hopeless):
+    for place in np.argsort(-keys.low, kind="stable"):
         runs.setdefault(int(keys.names[place]), []).append(int(place))
-    fixed = [int(place) for place in np.flatnonzero(certain)]
-    whole = Keys(keys.low[None], keys.high[None], keys.names[None])
-    for drawn in _prefixes(list(runs.values()), count - len(fixed)):
-        chosen = np.zeros((1, n), np.bool_)
-        chosen[0, fixed + drawn] = True
-        if _acceptable(whole, chosen, np.ones((1, n), np.bool_))[0]:
-            yield tuple(int(place) for place in np.flatnonzero(chosen[0]))
+    ends = [(float(keys.low[run[0]]), float(keys.high[run[0]]), run) for run in runs.values()]
 
+    def taken(start: int, left: int, floor: float) -> Iterator[list[int]]:
+        if left == 0:
+            yield []
+        elif sum(len(run) for _, high, run in ends[start:] if high >= floor) >= left:
+            low, high, run = ends[start]
+            for number in range(min(len(run), left) if high >= floor else 0, -1, -1):
+                passed = floor if number == len(run) else max(floor, low)
+                for others in taken(start + 1, left - number, passed):
+                    yield run[:number] + others
 
-def _prefixes(runs: Sequence[list[int]], count: int) -> Iterator[list[int]]:
-    """Every way to take count places, of each run the first ones."""
-    if count == 0:
-        yield []
-    elif count > 0 and sum(map(len, runs)) >= count:
-        first, *rest = runs
-        for taken in range(min(len(first), count), -1, -1):
-            for others in _prefixes(rest, count - taken):
-                yield first[:taken] + others
+    for places in taken(0, count, -np.inf):
+        yield tuple(sorted(places))
 
 
 def _group_ends(keys: Keys, routing: Routing) -> tuple[Float64Array, Float64Array]:

@@ -15,8 +15,9 @@ from conformance.verdict import Outcome
 from reference.bounds import Contract
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
-import correct_kernels
-from correct_kernels import CorrectKernel, judged, run_seed, sample, upper_bound
+import correct_linears
+from correct_kernels import judged, run_seed, sample, upper_bound
+from correct_linears import CorrectKernel
 
 
 def random_case(weight, activation, dtype):
@@ -120,7 +121,7 @@ def test_an_accumulation_in_float16_is_refused(monkeypatch):
 
     kernel = CorrectKernel(3, order="sequential", hopper="fp32", split="none", outside="", scale="weight")
     assert {j.outcome for j in outcomes(kernel, CASES).values()} == {Outcome.CONFORMS}
-    monkeypatch.setattr(correct_kernels, "sequential", in_float16)
+    monkeypatch.setattr(correct_linears, "sequential", in_float16)
     assert judged(kernel, CASES[0]).outcome is Outcome.DIVERGES
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from conformance.backends.numpy import NumpyBackend
-from conformance.benches_sharding import ShardingBench, concerns_sharding
 from conformance.cases import all_cases
 from conformance.data.moe import moe_checkpoint_of
 from conformance.data.sharding import shard, whole_layer
+from conformance.discrimination.sharding import ShardingBench, concerns_sharding
 from conformance.goals.sharding import ShardGoal
 from conformance.subject import Subject
 from conformance.verdict import Outcome, decide

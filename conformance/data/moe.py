@@ -409,7 +409,7 @@ def _open(case: Case, layer: MoeLayer, x: Array, weights: Array) -> npt.NDArray[
         return np.zeros(len(x), np.bool_)
     output = float_format(case.dtype)
     if layer.weights_on_input:
-        x = round_to(x.astype(np.float64) * weights.astype(np.float64), output).astype(output.dtype)
+        x = (x.astype(np.float32) * weights).astype(output.dtype)
     plain = quantize(x, case.activation, next(quantizers(case.activation, "kernel", output)))
     return open_tokens(x, case.activation, "kernel", plain)
 

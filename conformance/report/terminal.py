@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -78,7 +79,7 @@ def _print_matrices(console: Console, backend: str, verdicts: list[Verdict]) -> 
     for title, cells in tables.items():
         rows, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        table.add_column("format" if title == "activation_quantization" else "bits")
+        table.add_column("bits" if all(re.fullmatch(r"w\d", row) for row in rows) else "format")
         for column in columns:
             table.add_column(escape(column))
         for row in rows:
@@ -93,11 +94,15 @@ def _place(verdict: Verdict) -> tuple[str, str, str]:
     bits, _, name = fmt.partition("-")
     if operation == "packing":
         return operation, bits, rest[0] + (" experts" if rest[1].startswith("e") else "")
-    if operation == "activation_quantization":
+    if operation in ("activation_quantization", "routing", "swiglu"):
         return operation, fmt, rest[0]
+    if operation == "moe_align":
+        return operation, fmt, rest[-1].rpartition("-")[0]
     if operation == "validation":
         return operation, bits, rest[-1]
-    title = "  ".join([operation, *rest[: 2 if operation == "linear" else 1]])
+    # Variants of a layer, and their dtypes, share a table.
+    of = {"linear": rest[:2], "moe_parallel": rest[3:4]}.get(operation, rest[:1])
+    title = "  ".join([operation, *of])
     if name.endswith("-gidx"):
         title += "  act-order"
     return title, bits, name.removesuffix("-gidx").replace("-", " ")

@@ -15,14 +15,9 @@ from reference.mutants.routing import ROUTING
 from reference.mutants.sharding import SHARDING
 from reference.mutants.weights import WEIGHTS
 
-MUTANTS: dict[str, Mutant] = {
-    **WEIGHTS,
-    **ACTIVATIONS,
-    **ARITHMETIC,
-    **ROUTING,
-    **GATED,
-    **EXPERTS,
-    **SHARDING,
-}
+REGISTRIES = (WEIGHTS, ACTIVATIONS, ARITHMETIC, ROUTING, GATED, EXPERTS, SHARDING)
+MUTANTS: dict[str, Mutant] = {name: mutant for registry in REGISTRIES for name, mutant in registry.items()}
+if len(MUTANTS) != sum(map(len, REGISTRIES)):
+    raise AssertionError("two mutants share a name")
 
 __all__ = ["KINDS", "MUTANTS", "Mutant", "Traits"]

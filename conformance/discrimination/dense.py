@@ -1,4 +1,4 @@
-"""Whether a case tells a mutant from the right answer, and by how much.
+"""Benches of packing, dequantize, the quantizers and the linear.
 
 A bench holds one case's right answer; it computes a mutant's answer with the stages that the mutant leaves
 alone taken from the right one, and judges it as the suites judge a backend's. Tests check that the answers are
@@ -13,9 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from conformance.benches_moe import MOE_STAGES, MoeBench, SwigluBench, concerns_moe
-from conformance.benches_routing import ROUTING_STAGES, AlignBench, RoutingBench, concerns_routing
-from conformance.benches_sharding import SHARDING_STAGES, ShardingBench, concerns_sharding
 from conformance.cases import Case
 from conformance.compare import compare_to_expected
 from conformance.data import (
@@ -29,7 +26,7 @@ from conformance.data import (
 from conformance.goals import QuantizationGoal, traits_of
 from reference.activations import QuantizedActivations, quantizers
 from reference.bounds import Contract
-from reference.mutants import KINDS, MUTANTS, Mutant
+from reference.mutants import Mutant
 from reference.packing import pack
 from reference.rounding import float_format, half_ulps
 from reference.semantics import RIGHT, Operands, reload
@@ -37,36 +34,21 @@ from reference.semantics import RIGHT, Operands, reload
 Array = npt.NDArray[Any]
 Float64Array = npt.NDArray[np.float64]
 
-CONTRACT = Contract(weights="rounded")
-# A mutant that gives other values must be this many bounds away somewhere; one that only rounds the output or
-# the codes in another way stays within an ulp by nature, and must be refused.
-MULTIPLE = 4.0
-
-STAGES = {
+CONTRACT = Contract(weights="rounded", intermediates="fp32")
+DENSE_STAGES = {
     "pack": ("packing",),
-    "unpack": ("packing", "dequantize", "linear", "moe"),
-    "columns": ("dequantize", "linear", "moe"),
-    "matrix": ("dequantize", "linear", "moe"),
-    "store": ("dequantize", "linear", "moe"),
-    "quantize": ("activation_quantization", "linear", "moe"),
-    "product": ("linear", "moe"),
+    "unpack": ("packing", "dequantize", "linear"),
+    "columns": ("dequantize", "linear"),
+    "matrix": ("dequantize", "linear"),
+    "store": ("dequantize", "linear"),
+    "quantize": ("activation_quantization", "linear"),
+    "product": ("linear",),
     "finish": ("linear",),
-    **MOE_STAGES,
-    **ROUTING_STAGES,
-    **SHARDING_STAGES,
 }
 
 
-def concerns(case: Case, mutant: Mutant) -> bool:
+def concerns_dense(case: Case, mutant: Mutant) -> bool:
     """Whether the mutant's stage is part of the case, and wrong there at all."""
-    if case.operation not in STAGES[mutant.stage]:
-        return False
-    if case.operation in ("swiglu", "moe"):
-        return concerns_moe(case, mutant)
-    if mutant.stage in ROUTING_STAGES:
-        return concerns_routing(case, mutant)
-    if mutant.stage in SHARDING_STAGES:
-        return concerns_sharding(case, mutant)
     if mutant.stage == "quantize" and case.activation.kind == "a16":
         return False
     traits = traits_of(case, CONTRACT)
@@ -184,97 +166,3 @@ class LinearBench:
                 error = np.where(y == finished, 0.0, np.abs(y - centre) / unit)
             best = min(best, float(np.nan_to_num(error, nan=np.inf, posinf=np.inf).max(initial=0.0)))
         return min(best, 1e30)
-
-
-_BENCHES: dict[str, Any] = {
-    "packing": PackingBench,
-    "dequantize": DequantizeBench,
-    "activation_quantization": QuantizationBench,
-    "linear": LinearBench,
-    "swiglu": SwigluBench,
-    "moe": MoeBench,
-    "routing": RoutingBench,
-    "moe_align": AlignBench,
-    "sharding": ShardingBench,
-}
-
-
-def bench(case: Case) -> Any:
-    """The bench of a case of any operation that mutants have a stage in."""
-    return _BENCHES[case.operation](case)
-
-
-# ---- what a case promises
-
-# What every case with quantized activations tells from the right answer, whatever its recipe.
-ALWAYS = (
-    "quantization_skipped",
-    "int8_instead_of_fp8",
-    "static_instead_of_dynamic",
-    "per_tensor_instead_of_per_token",
-)
-# Recipe -> the kinds of faults that its every case tells from the right answer, but for those of EXCEPT.
-SEES = {"random": KINDS, "integers": ("packing", "zero points", "groups", "bias")}
-_TIES = "ties do not occur in random data: `integers` and the quantizer's `ties` have them"
-_RANGE = "the data have an ordinary range: `magnitudes` has the others"
-_CHANCE = "the token's largest magnitude may lie elsewhere: the quantizer's cases see it"
-_ONE = "one number of many is off: its trace may drown in the rounding of the output, but not in every case of a cell"
-_ANCHOR = "the column may be the anchor, whose weights are zero"
-EXCEPT = {
-    "output_half_away": _TIES,
-    "codes_half_away": _TIES,
-    "activations_in_fp16": _RANGE,
-    "subnormal_outputs_flushed": _RANGE,
-    "zero_token_divided_by_zero": "no token is zero: `integers` and the quantizer's `zero-tokens` have some",
-    "amax_misses_a_lane": _CHANCE,
-    "amax_of_half_a_row": _CHANCE,
-    "amax_without_abs": _CHANCE,
-    "one_weight_off_by_one": _ONE,
-    "one_scale_too_large": _ONE,
-    "top_code_lost": _ONE,
-    "gain_of_a_thousandth": "a thousandth of few outputs may drown in their rounding",
-    "scale_of_one_group_is_1": _ONE,
-    "groups_one_column_early": _ANCHOR,
-}
-# Faults that only round the output, or a number of the last place, in another way: within an ulp by nature.
-_WITHIN_AN_ULP = ("rounding", "dtype", "accumulation")
-FINE = ("scale_last_bit_lost", "bias_after_rounding", "activation_scale_in_bf16")
-_FEW = 64
-_SLICE = 17  # output columns that are asked first
-_IN_THE_OUTPUT = (*_WITHIN_AN_ULP, "tails", "bias")
-
-
-def promises(case: Case) -> list[tuple[Mutant, float]]:
-    """The mutants that a linear case must tell from the right answer, and by how many bounds at least."""
-    found = []
-    for mutant in MUTANTS.values() if case.m else ():
-        always = mutant.name in ALWAYS
-        seen = mutant.kind in SEES.get(case.recipe, ()) and mutant.name not in EXCEPT
-        if case.recipe == "integers" and mutant.name == "bias_after_rounding":
-            seen = False  # what is exact rounds once either way
-        if (case.m == 1 or case.m * case.n < _FEW) and (mutant.kind in _IN_THE_OUTPUT or mutant.name in FINE):
-            seen = False  # one token or so few outputs may round alike
-        if (always or seen) and concerns(case, mutant):
-            small = mutant.kind in _WITHIN_AN_ULP or mutant.name in FINE
-            found.append((mutant, 0.0 if small else MULTIPLE))
-    return found
-
-
-def broken_promises(case: Case) -> list[tuple[str, bool, float]]:
-    """(mutant, refused, margin) of each mutant that the case promised to see and does not, or too little.
-
-    A bound is that of an element alone, so a few output columns are asked first, and all of them only when those
-    do not show it.
-    """
-    found = []
-    benches: dict[int, LinearBench] = {}
-    for mutant, least in promises(case):
-        for width in (_SLICE, case.n):
-            if width not in benches:
-                benches[width] = LinearBench(case, width)
-            refused, margin = benches[width].judge(mutant)
-            if refused and margin >= least:
-                break
-        else:
-            found.append((mutant.name, refused, margin))
-    return found

@@ -11,8 +11,9 @@ from conformance.cases import Case
 from conformance.compare import compare_to_expected
 from conformance.data import moe_problem, swiglu_problem
 from conformance.diagnosis import distance_in_bounds
+from conformance.discrimination.dense import CONTRACT
 from conformance.goals.moe import GATED_STAGES, LAYER_STAGES, PROJECTION_STAGES, concerns_layer
-from reference.bounds import Contract, Expected
+from reference.bounds import Expected
 from reference.moe import moe_semantics
 from reference.mutants import Mutant
 
@@ -20,9 +21,8 @@ Float64Array = npt.NDArray[np.float64]
 
 MOE_STAGES = {
     **dict.fromkeys(GATED_STAGES, ("swiglu", "moe")),
-    **dict.fromkeys(LAYER_STAGES, ("moe",)),
+    **dict.fromkeys((*LAYER_STAGES, *PROJECTION_STAGES), ("moe",)),
 }
-CONTRACT = Contract(weights="rounded", intermediates="fp32")
 
 
 def concerns_moe(case: Case, mutant: Mutant) -> bool:
@@ -30,10 +30,8 @@ def concerns_moe(case: Case, mutant: Mutant) -> bool:
     if case.m == 0:
         return False
     if case.operation == "swiglu":
-        return mutant.stage in GATED_STAGES and mutant.applies(case.gated)
-    return mutant.stage in (*GATED_STAGES, *LAYER_STAGES, *PROJECTION_STAGES) and concerns_layer(
-        case, moe_problem(case), mutant, CONTRACT
-    )
+        return mutant.applies(case.gated)
+    return concerns_layer(case, moe_problem(case), mutant, CONTRACT)
 
 
 class SwigluBench:

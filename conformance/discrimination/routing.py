@@ -23,8 +23,6 @@ ROUTING_STAGES = {
 
 def concerns_routing(case: Case, mutant: Mutant) -> bool:
     """Whether the mutant's stage is part of the case, and wrong there at all."""
-    if case.operation not in ROUTING_STAGES.get(mutant.stage, ()):
-        return False
     return mutant.applies(routing_traits(case) if case.operation == "routing" else align_traits(case))
 
 
