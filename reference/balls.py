@@ -65,6 +65,8 @@ class Ball:
             return Ball.exact(centre)
         low = round_to(self.centre - self.radius, output)
         high = round_to(self.centre + self.radius, output)
+        # Of a ball that reaches beyond the largest number the end that does not is the centre.
+        centre = np.where(centre == np.inf, low, np.where(centre == -np.inf, high, centre))
         with np.errstate(invalid="ignore"):
             radius = np.maximum(high - centre, centre - low)
         radius = np.where(np.isnan(radius), 0.0, radius)  # infinity on both sides

@@ -80,6 +80,19 @@ class MoeLayer:
                     f"expert {i}: w13 of shape [{expert.w13.n}, {expert.w13.k}] and w2 of "
                     f"[{expert.w2.n}, {expert.w2.k}] are no [2I, H] and [H, I]"
                 )
+            for name, bias, n in (("b13", expert.b13, expert.w13.n), ("b2", expert.b2, expert.w2.n)):
+                if bias is not None and bias.shape != (n,):
+                    raise TensorError(f"expert {i}: {name}: expected shape [{n}], found {list(bias.shape)}")
+        places = self.expert_map
+        if (
+            places is not None
+            and places.size
+            and not (places.min() >= -1 and places.max() < len(self.experts))
+        ):
+            raise TensorError(
+                f"expert_map: {places.min()}..{places.max()} is outside -1..{len(self.experts) - 1}, "
+                "the experts that are present"
+            )
 
     @property
     def hidden(self) -> int:
@@ -435,11 +448,11 @@ class _Layer:
         sure &= np.isin(np.frexp(scale)[0], (0.0, 0.5))
         slack = np.where(sure, 0.0, activations.CODE_SLACK)
         low, high = low * (1 - slack), np.minimum(high * (1 + slack), UNBOUNDED)
-        shortest = np.sign(h.centre) * np.maximum(size - h.radius, 0)
-        longest = np.sign(h.centre) * (size + h.radius)
+        sign = np.where(h.centre < 0, -1.0, 1.0)
+        shortest, longest = sign * np.maximum(size - h.radius, 0), sign * (size + h.radius)
         across = h.radius > size  # may have either sign
         codes = quantized.codes
-        least = np.where(across, -np.sign(h.centre) * (h.radius - size), shortest)
+        least = np.where(across, -sign * (h.radius - size), shortest)
         ends = (
             self._codes(least, np.where(across, low, high), how),
             self._codes(longest, low, how),
@@ -500,6 +513,7 @@ class _Layer:
         return _distinct(found)
 
     def _weighed(self, outputs: Ball, weights: Float64Array, places: IntArray) -> Ball:
+        weights = np.where(places >= 0, weights, 0.0)  # that of no expert may be anything
         centre = self.semantics.apply_weights(outputs.centre, weights, places, self.layer)
         if self.layer.weights_on_input or not self.bounded:
             return Ball(centre, outputs.radius)

@@ -59,12 +59,15 @@ class GatedActivation:
                 raise FormatError(
                     f"activation: {name} {getattr(self, name)!r} is none of {', '.join(allowed)}"
                 )
-        for name in ("alpha", "beta"):
-            if not math.isfinite(getattr(self, name)):
-                raise FormatError(f"activation: {name} {getattr(self, name)!r} is not a finite number")
+        for name in ("alpha", "beta", "limit"):
+            value = getattr(self, name)
+            if name == "limit" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise FormatError(f"activation: {name} {value!r} is not a finite number")
         if self.kind != "silu" and self.alpha != 1:
             raise FormatError(f"activation: alpha {self.alpha} belongs to silu; {self.kind} has none")
-        if self.limit is not None and not (math.isfinite(self.limit) and self.limit > 0):
+        if self.limit is not None and self.limit <= 0:
             raise FormatError(
                 f"activation: limit {self.limit!r} is no positive number; without one give null"
             )
@@ -130,8 +133,8 @@ def phi(g: Float64Array, gated: GatedActivation) -> Float64Array:
 
 def _ends(g: Float64Array, gated: GatedActivation) -> tuple[Float64Array, float, float]:
     """What phi depends on, where it is 0, and where it is g, to within float32."""
-    # sigmoid(17) is 1 - 4e-8, which every float32 form gives as 1; 32 exp(-32) is 4e-13. erfc(8 / sqrt 2) is 1e-15.
-    return (gated.alpha * g, -32.0, 17.0) if gated.kind == "silu" else (g, -8.0, 8.0)
+    # sigmoid(20) is 1 - 2e-9, which every float32 form gives as 1; 32 exp(-32) is 4e-13. erfc(8 / sqrt 2) is 1e-15.
+    return (gated.alpha * g, -32.0, 20.0) if gated.kind == "silu" else (g, -8.0, 8.0)
 
 
 _erfc_of = np.vectorize(math.erfc, otypes=[np.float64])
@@ -179,13 +182,13 @@ def factors(
         own = 2.0**-22 * size
     else:
         own = (5 + 1.75 * np.abs(reach)) * 2.0**-23 * np.abs(activated)
-    with np.errstate(over="ignore", under="ignore"):
-        vanished = 2 * size * (np.exp(np.maximum(reach, -700)) if gated.kind == "silu" else 1e-14)
+    with np.errstate(under="ignore"):
+        power = reach if gated.kind == "silu" else -reach * reach / 2
+        vanished = 2 * size * np.exp(np.maximum(power, -700))
     own = np.where(reach >= high, 0.0, np.where(reach <= low, vanished, own))
     # On the far side of the limit, or where phi is g or 0, the gate's own radius does not matter or is kept.
-    slope = np.where(
-        reach - gate_radius >= high, 1.0, np.where(reach + gate_radius <= low, 2.0**-20, LIPSCHITZ)
-    )
+    doubt = gated.alpha * gate_radius
+    slope = np.where(reach - doubt >= high, 1.0, np.where(reach + doubt <= low, 2.0**-20, LIPSCHITZ))
     beyond = clamped < gate - gate_radius
     a = Ball(activated, own + np.where(beyond, 0.0, slope * gate_radius))
     limit = np.inf if gated.limit is None else gated.limit

@@ -4,13 +4,15 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from itertools import combinations
 
 import numpy as np
 import pytest
 from conftest import ROOT
 
 from conformance.cases import BITS, DTYPES, GROUP_SIZES, all_cases
-from conformance.data import generator, linear_problem, quantized_weight
+from conformance.cases.moe import MOE_SITUATIONS, MOE_VARIANTS
+from conformance.data import generator, linear_problem, moe_problem, quantized_weight
 from reference.activations import Quantizer, quantize
 from reference.bounds import Contract
 
@@ -41,8 +43,72 @@ def test_shapes_are_and_are_not_multiples_of_the_tiles():
     assert any(c.k < 16 for c in LINEAR)
 
 
+PAIRED = ("moe", "moe_parallel", "sharding")  # many cells: their quick set meets every pair of properties
+
+
 def test_the_quick_set_judges_every_cell():
-    assert {c.cell for c in CASES.values()} == {c.cell for c in CASES.values() if c.quick}
+    cells = {c.cell for c in CASES.values() if c.operation not in PAIRED}
+    assert cells == {c.cell for c in CASES.values() if c.quick and c.operation not in PAIRED}
+
+
+LAYERS = [c for c in CASES.values() if c.operation == "moe"]
+
+
+def test_the_full_set_judges_every_cell_of_experts_exactly_and_at_random():
+    cells = {(c.weight.name, c.activation.name, c.dtype, c.variant) for c in LAYERS}
+    assert len(cells) == len(BITS) * len(GROUP_SIZES) * 2 * 4 * len(DTYPES) * len(MOE_VARIANTS)
+    for recipe in ("random", "integers"):
+        met = {(c.weight.name, c.activation.name, c.dtype, c.variant) for c in LAYERS if c.recipe == recipe}
+        assert met == cells
+
+
+@pytest.mark.parametrize("recipe", ["random", "integers"])
+def test_the_quick_set_of_experts_meets_every_pair(recipe):
+    def properties(case):
+        weight = case.weight
+        return (
+            weight.bits,
+            weight.group_size,
+            weight.symmetric,
+            case.activation.name,
+            case.dtype,
+            case.variant,
+        )
+
+    def pairs(cases):
+        return {(i, j, p[i], p[j]) for p in map(properties, cases) for i, j in combinations(range(6), 2)}
+
+    full = [c for c in LAYERS if c.recipe == recipe]
+    assert pairs(c for c in full if c.quick) == pairs(full)
+
+
+def test_experts_tokens_and_choices_come_in_every_size():
+    for cases in (LAYERS, [c for c in LAYERS if c.quick]):
+        assert {c.experts for c in cases} >= {4, 8, 60, 128, 256}
+        assert {c.top_k for c in cases} >= {1, 2, 6, 8}
+        assert {c.m for c in cases} >= {0, 1, 3, 33, 257}
+        assert any(c.top_k == c.experts for c in cases)
+        assert {c.recipe for c in cases} >= {"random", "readout", "integers", *MOE_SITUATIONS}
+    ragged = [c for c in LAYERS if c.weight.group_size == -1]
+    assert any(c.k * c.weight.bits % 32 for c in ragged)
+    assert any(c.n * c.weight.bits % 32 for c in ragged)
+
+
+def test_an_exact_layer_has_the_sentinel_as_its_largest_value():
+    """Its intermediate is then quantized by a power of two."""
+    case = next(c for c in LAYERS if c.recipe == "integers" and c.activation.kind == "int8" and c.m > 1)
+    radius = moe_problem(case).expected(Contract(weights="rounded", intermediates="fp32")).radius
+    first = radius[: case.m]
+    assert (first == 0).mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in LAYERS if c.quick and c.dtype == "fp16"][::9], ids=lambda c: c.id
+)
+def test_nothing_overflows_in_float16(case):
+    expected = moe_problem(case).expected(Contract(weights="rounded", intermediates="fp32"))
+    assert np.isfinite(expected.value).all()
+    assert np.abs(expected.value).max(initial=0) < 65504
 
 
 def test_the_quick_set_meets_every_shape_and_recipe_of_the_full_one():
@@ -83,6 +149,9 @@ def test_ids_do_not_change_unnoticed():
         "activation_quantization/a-int8/bf16/m17-k640/ties-0",
         "activation_quantization/a-fp8-g128/fp16/m7-k256/random-0",
         "validation/w3-g32-asym/bf16/scale-nan",
+        "moe/w4-g32-asym/a-int8/bf16/swigluoai/t3-e8-k2-h32-i160-bias/random-0",
+        "swiglu/swigluoai/bf16/m3-i17/random-0",
+        "sharding/w3-channel-sym/tp2/e3-h50-i192/uniform-1",
     ):
         assert case_id in CASES
 

@@ -37,6 +37,12 @@ NAMED = {
     "codes_half_away": ("activation_quantization/a-int8/bf16/*ties*", "codes rounded half away from zero"),
     "output_truncated": ("linear/w4-channel-sym/a16/bf16/*/random-0", "outputs truncated toward zero"),
     "zero_token_divided_by_zero": ("linear/w4-g{32,128}-*/a-int8/fp16/*integers*", "tokens that are zero"),
+    "alpha_dropped": ("moe/w{3,4}-*/swigluoai/*", "it computes without alpha"),
+    "expert_map_ignored": ("moe/*/absent-0", "with the expert map ignored: ids taken for places"),
+    "weights_applied_twice": ("moe/w4-*/a16/*", "with the router's weights applied twice"),
+    "intermediate_not_quantized": ("moe/w4-*/a-int8/*", "with an intermediate that is not quantized"),
+    "limit_dropped": ("swiglu/*/bf16/*limits*", "it computes without the limit"),
+    "bias_in_the_weights": ("routing/sigmoid*bias*/*random*", "weights with the correction bias"),
     "bias_of_next_column": ("linear/w4-g128-sym/a16/bf16/*bias*", "the bias of the next column"),
 }  # fmt: skip
 

@@ -86,9 +86,8 @@ def _of_a_layer(case: Case) -> list[tuple[Mutant, float]]:
     return [
         (mutant, MULTIPLE)
         for mutant in MUTANTS.values()
-        if (mutant.name in ALWAYS or mutant.kind in LAYER_SEES)
+        if (mutant.name in ALWAYS or (mutant.kind in LAYER_SEES and not few))
         and mutant.name not in LAYER_EXCEPT
-        and not (few and mutant.kind in ("experts", "router weights"))
         and concerns(case, mutant)
     ]
 
