@@ -57,8 +57,9 @@ def registry(held_out: bool) -> dict[str, Mutant]:
     if not held_out:
         return MUTANTS
     from reference.mutants.held_out import HELD_OUT
+    from reference.mutants.held_out_experts import HELD_OUT_EXPERTS
 
-    return HELD_OUT
+    return {**HELD_OUT, **HELD_OUT_EXPERTS}
 
 
 def asked(which: str) -> list[str]:

@@ -134,12 +134,11 @@ class CompressedTensorsBackend:
                 for n, t in checkpoint.tensors.items()
                 if n.startswith(start)
             }
+            packed = stacks["weight_packed"]
+            size = {"weight_shape": torch.tensor(shape, device=packed.device)}
             each = [
-                self._matrix(
-                    {**{n: t[e] for n, t in stacks.items()}, "weight_shape": torch.tensor(shape)},
-                    checkpoint.weights,
-                )
-                for e in range(len(stacks["weight_packed"]))
+                self._matrix({n: t[e] for n, t in stacks.items()} | size, checkpoint.weights)
+                for e in range(len(packed))
             ]
             found.append(torch.stack(each))
         return found[0], found[1]
