@@ -184,7 +184,7 @@ def factors(
         own = (5 + 1.75 * np.abs(reach)) * 2.0**-23 * np.abs(activated)
     with np.errstate(under="ignore"):
         power = reach if gated.kind == "silu" else -reach * reach / 2
-        vanished = 2 * size * np.exp(np.maximum(power, -700))
+        vanished = 2 * size * np.exp(np.clip(power, -700, 0))
     own = np.where(reach >= high, 0.0, np.where(reach <= low, vanished, own))
     # On the far side of the limit, or where phi is g or 0, the gate's own radius does not matter or is kept.
     doubt = gated.alpha * gate_radius

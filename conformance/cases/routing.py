@@ -55,6 +55,7 @@ SHAPES = (
     (17, 4, 2),
     (33, 128, 1),
 )
+ODD = (33, 60, 3)  # sums over pairs leave one out
 NO_TOKENS = (0, 128, 8)
 
 BLOCKS = (16, 64)
@@ -68,7 +69,7 @@ ALIGN_SHAPES = (
     (257, 4, 2),
     (33, 256, 6),
 )
-ALIGN_RECIPES = ("random", "one-expert", "absent", "dropped")
+ALIGN_RECIPES = ("random", "one-expert", "absent", "dropped", "absent-dropped")
 
 
 def routing_cases() -> Iterator[Case]:
@@ -86,6 +87,9 @@ def _routing() -> Iterator[Case]:
                     (m, e, k), fitted = shapes[(r + 2 * d + 5 * i + j) % len(shapes)]
                     quick = j == 0 and (i + d) % 2 == r % 2
                     yield _case(recipe, m, e, k, dtype, fitted, quick)
+            odd = _fitted(routing, ODD)
+            if odd is not None and d == r % 3:
+                yield _case("random", *ODD, dtype, odd, True)
             empty = _fitted(routing, NO_TOKENS)
             if empty is not None:
                 yield _case("random", *NO_TOKENS, dtype, empty, quick=d == r % 3)

@@ -122,11 +122,11 @@ def align_problem(case: Case) -> AlignProblem:
     if case.recipe == "one-expert":  # the first place of every token
         ids[:, 0], moved = case.experts - 1, ids[:, 0].copy()
         ids[:, 1:] = np.where(ids[:, 1:] == case.experts - 1, moved[:, None], ids[:, 1:])
-    elif case.recipe == "absent":  # every other expert is here, the last one is not
-        present = np.flatnonzero(np.arange(case.experts) % 2 == 0)
+    if "absent" in case.recipe:  # every other expert is here: the last one where an id of -1 would read its place
+        present = np.flatnonzero(np.arange(case.experts) % 2 == ("dropped" in case.recipe))
         expert_map = np.full(case.experts, -1, np.int32)
         expert_map[present] = np.arange(len(present))
-    elif case.recipe == "dropped":
+    if "dropped" in case.recipe:
         gone = rng.random(ids.shape) < 0.4
         gone[: case.m // 4] = True
         ids[gone] = -1

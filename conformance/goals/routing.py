@@ -32,7 +32,7 @@ def routing_traits(case: Case) -> RoutingTraits:
 
 def align_traits(case: Case) -> AlignTraits:
     return AlignTraits(
-        case.m, case.experts, case.top_k, case.block, case.recipe == "absent", case.recipe == "dropped"
+        case.m, case.experts, case.top_k, case.block, "absent" in case.recipe, "dropped" in case.recipe
     )
 
 
