@@ -69,7 +69,9 @@ LAYER_EXCEPT = {
     "weights_in_bf16": _ROUNDED,
     "sigmoid_in_bf16": _ROUNDED,
 }
-_SLOTS = 6  # of fewer, all or none may be those that a fault concerns
+_SLOTS = (
+    6  # of fewer, all or none may be those that a fault concerns; twice as many where some have no expert
+)
 
 
 def promises(case: Case) -> list[tuple[Mutant, float]]:
@@ -82,7 +84,7 @@ def promises(case: Case) -> list[tuple[Mutant, float]]:
 def _of_a_layer(case: Case) -> list[tuple[Mutant, float]]:
     if case.recipe not in LAYER_RECIPES or case.m < 3:
         return []
-    few = case.m * case.top_k < _SLOTS
+    few = case.m * case.top_k < _SLOTS * (1 + (case.recipe in ("absent", "unrouted")))
     return [
         (mutant, MULTIPLE)
         for mutant in MUTANTS.values()
