@@ -61,20 +61,23 @@ class MoeGoal:
         return comparison
 
     def diagnose(self, arrays: tuple[Array, ...], comparison: Comparison) -> Diagnosis:
-        problem, contract = self.problem, self.contract
-        case = problem.case
-        products = 2 * case.m * case.top_k * case.k * case.n * 3
+        problem, contract, case = self.problem, self.contract, self.problem.case
         return diagnose_expected(
             problem.expected(contract),
             arrays[0],
             comparison,
-            by_stage(*LAYER_STAGES, *GATED_STAGES, *PROJECTION_STAGES)
-            if products <= LARGEST_DIAGNOSED
-            else [],
+            layer_mutants(case),
             lambda m: concerns_layer(case, problem, m, contract),
             lambda m: problem.mutated(moe_semantics(m.semantics), contract),
             case.weight.bits,
         )
+
+
+def layer_mutants(case: Case) -> list[Mutant]:
+    """Those that a layer of experts is compared with; none where that takes too long."""
+    products = 2 * case.m * case.top_k * 3 * case.k * case.n
+    stages = (*LAYER_STAGES, *GATED_STAGES, *PROJECTION_STAGES)
+    return by_stage(*stages) if products <= LARGEST_DIAGNOSED else []
 
 
 def layer_traits(case: Case, problem: MoeProblem, contract: Contract | None = None) -> LayerTraits:

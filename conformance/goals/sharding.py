@@ -13,8 +13,8 @@ from conformance.cases import Case
 from conformance.compare import Comparison, compare_exactly, compare_to_expected
 from conformance.data.sharding import ParallelProblem, cut_of, shard
 from conformance.diagnosis import Diagnosis, Match, Suspects, by_stage, diagnose, pattern
-from conformance.goals.expected import LARGEST_DIAGNOSED, diagnose_expected
-from conformance.goals.moe import GATED_STAGES, LAYER_STAGES, PROJECTION_STAGES, concerns_layer
+from conformance.goals.expected import diagnose_expected
+from conformance.goals.moe import concerns_layer, layer_mutants
 from reference.bounds import Contract
 from reference.errors import QuantizationError
 from reference.moe import moe_semantics
@@ -97,13 +97,11 @@ class ParallelGoal:
         problem, contract, case = self.problem, self.contract, self.problem.case
         if problem.ranks.way == "ep":  # every rank has experts that are absent
             case = replace(case, recipe="absent")
-        mutants = by_stage(*LAYER_STAGES, *GATED_STAGES, *PROJECTION_STAGES)
-        products = 2 * case.m * case.top_k * case.k * case.n * 3
         return diagnose_expected(
             problem.expected(contract),
             arrays[0],
             comparison,
-            mutants if products <= LARGEST_DIAGNOSED else [],
+            layer_mutants(case),
             lambda m: concerns_layer(case, problem.whole, m, contract),
             lambda m: problem.mutated(moe_semantics(m.semantics), contract),
             case.weight.bits,
