@@ -27,6 +27,7 @@ from reference.exactness import exact_outputs, granule
 from reference.formats import ActivationFormat
 from reference.linear import matrices, quantize_calls, radius_of_sums
 from reference.rounding import FloatFormat, round_to
+from reference.routing import local_ids
 from reference.semantics import RIGHT, Columns, Operands, Semantics, reload
 from reference.swiglu import GatedActivation
 from reference.weights import QuantizedWeight
@@ -138,9 +139,7 @@ def load(layer: MoeLayer) -> MoeLayer:
 
 def dispatch(ids: Array, weights: Array, layer: MoeLayer) -> Dispatch:
     """Global ids to places; an id of -1 is no expert (C92)."""
-    places = ids.astype(np.int64)
-    if layer.expert_map is not None:
-        places = np.where(places < 0, -1, layer.expert_map.astype(np.int64)[places])
+    places = local_ids(ids, layer.expert_map).reshape(ids.shape)
     rows = np.broadcast_to(np.arange(len(ids), dtype=np.int64)[:, None], ids.shape)
     return Dispatch(rows, places, weights.astype(np.float64))
 
@@ -235,8 +234,7 @@ def moe_of(
 
     memo: kept by the caller for more semantics of the same calls and contract; it holds what the right stages give.
     """
-    found = _Layer(calls, layer, expected.output, contract, semantics, False, memo).answers()
-    centres = {name: ball.centre for name, ball in found.items()}
+    centres = moe_centres(calls, layer, expected.output, contract, semantics, memo)
     hypotheses = {
         name: Hypothesis(
             centre, getattr(expected.hypotheses.get(name), "radius", expected.radius), tipping=1.0
@@ -252,9 +250,10 @@ def moe_centres(
     output: FloatFormat,
     contract: Contract,
     semantics: MoeSemantics,
+    memo: Memo | None = None,
 ) -> dict[str, Float64Array]:
     """What any semantics compute before the last rounding (sum of T, H), by hypothesis, without a bound."""
-    found = _Layer(calls, layer, output, contract, semantics, False).answers()
+    found = _Layer(calls, layer, output, contract, semantics, False, memo).answers()
     return {name: ball.centre for name, ball in found.items()}
 
 

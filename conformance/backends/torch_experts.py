@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from conformance.backend import MoeCheckpoint
+from conformance.backends.torch_routing import local_ids
 from reference.swiglu import GatedActivation
 
 Quantize = Callable[[torch.Tensor], torch.Tensor]
@@ -50,9 +51,8 @@ class TorchExperts:
     quantize: Quantize
 
     def __call__(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        layer, places = self.checkpoint, ids.long()
-        if layer.expert_map is not None:
-            places = torch.where(places < 0, -1, layer.expert_map.long()[places.clamp(min=0)])
+        layer = self.checkpoint
+        places = local_ids(ids, layer.expert_map)
         outputs = torch.zeros((*ids.shape, layer.hidden), dtype=x.dtype, device=x.device)
         for expert in places.unique().tolist():
             if expert < 0:

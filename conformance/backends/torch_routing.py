@@ -30,13 +30,20 @@ def route(
     return weights * routing.scaling, ids.to(torch.int32)
 
 
+def local_ids(ids: torch.Tensor, expert_map: torch.Tensor | None) -> torch.Tensor:
+    """The place of each global id among the experts that are present, -1 for none."""
+    slots = ids.long()
+    if expert_map is None:
+        return slots
+    return torch.where(slots < 0, -1, expert_map.long()[slots.clamp(min=0)])
+
+
 def align_block_size(
     ids: torch.Tensor, experts: int, block: int, expert_map: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    slots = ids.flatten().long()
-    local = slots
+    slots = ids.flatten()
+    local = local_ids(slots, expert_map)
     if expert_map is not None:
-        local = torch.where(slots < 0, -1, expert_map.long()[slots.clamp(min=0)])
         experts = int(expert_map.max()) + 1
     order = torch.sort(local, stable=True).indices[int((local < 0).sum()) :]
     counts = torch.bincount(local[order], minlength=experts)

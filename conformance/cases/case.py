@@ -9,6 +9,8 @@ from reference.routing import Routing
 from reference.swiglu import VARIANTS, GatedActivation
 
 DTYPES = ("bf16", "fp16")
+# Of operations that no weight is part of
+NO_WEIGHT = WeightFormat.of(8, -1, True)
 
 # What a backend that claims to validate must refuse -> the clauses that say so
 DEFECTS = {

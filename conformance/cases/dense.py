@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.cases.case import DEFECTS, DTYPES, Case
+from conformance.cases.case import DEFECTS, DTYPES, NO_WEIGHT, Case
 from reference.formats import ActivationFormat, WeightFormat
 
 BITS = (2, 3, 4, 5, 6, 7, 8)
@@ -125,7 +125,6 @@ def _dequantize() -> Iterator[Case]:
 
 
 def _activation_quantization() -> Iterator[Case]:
-    unused = WeightFormat.of(8, -1, True)
     for dtype in DTYPES:
         for turn, fmt in enumerate(QUANTIZER_FORMATS):
             # A constant token has no defined scale in an asymmetric format (C66).
@@ -138,7 +137,7 @@ def _activation_quantization() -> Iterator[Case]:
             for r, recipe in enumerate(recipes):
                 for i, (m, k) in enumerate(shapes):
                     quick = i in ((turn + r) % len(shapes), (turn + r + 3) % len(shapes))
-                    yield Case("activation_quantization", unused, recipe, 0, k, m, dtype, fmt, quick=quick)
+                    yield Case("activation_quantization", NO_WEIGHT, recipe, 0, k, m, dtype, fmt, quick=quick)
 
 
 def _linear() -> Iterator[Case]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.cases.case import DTYPES, Case
+from conformance.cases.case import DTYPES, NO_WEIGHT, Case
 from conformance.cases.dense import QUANTIZED_ACTIVATIONS, weight_formats
 from reference.formats import ActivationFormat, WeightFormat
 from reference.swiglu import VARIANTS
 
 A16 = ActivationFormat()
-UNUSED = WeightFormat.of(8, -1, True)
 
 SWIGLU_SHAPES = ((1, 64), (3, 17), (33, 96), (257, 40), (7, 1), (0, 64))  # (rows, I)
 SWIGLU_RECIPES = ("random", "limits", "wide")
@@ -61,7 +60,7 @@ def _swiglu() -> Iterator[Case]:
             for r, recipe in enumerate(SWIGLU_RECIPES):
                 for i, (m, n) in enumerate(SWIGLU_SHAPES):
                     quick = i in ((turn + r) % 6, (turn + r + 3) % 6)
-                    yield Case("swiglu", UNUSED, recipe, n, m=m, dtype=dtype, variant=variant, quick=quick)
+                    yield Case("swiglu", NO_WEIGHT, recipe, n, m=m, dtype=dtype, variant=variant, quick=quick)
 
 
 def _shape(fmt: WeightFormat, turn: int) -> tuple[int, int, int, int, int]:

@@ -15,12 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from conformance.cases.case import Case
+from conformance.cases.case import NO_WEIGHT, Case
 from reference.errors import FormatError
-from reference.formats import WeightFormat
 from reference.routing import Routing
 
-_UNUSED = WeightFormat.of(8, -1, True)
 LOGITS = ("bf16", "fp16", "fp32")
 RECIPES = ("random", "close", "ties", "negative", "poisoned", "wide")
 
@@ -97,7 +95,7 @@ def _routing() -> Iterator[Case]:
 
 def _case(recipe: str, m: int, e: int, k: int, dtype: str, routing: Routing, quick: bool) -> Case:
     return Case(
-        "routing", _UNUSED, recipe, m=m, dtype=dtype, experts=e, top_k=k, routing=routing, quick=quick
+        "routing", NO_WEIGHT, recipe, m=m, dtype=dtype, experts=e, top_k=k, routing=routing, quick=quick
     )  # fmt: skip
 
 
@@ -114,5 +112,5 @@ def _aligned() -> Iterator[Case]:
         for r, recipe in enumerate(ALIGN_RECIPES):
             for i, (m, e, k) in enumerate(ALIGN_SHAPES):
                 quick = i in ((b + r) % 3, 3 + (b + 2 * r) % 5)
-                yield Case("moe_align", _UNUSED, recipe, m=m, block=block, experts=e, top_k=k, quick=quick)
-            yield Case("moe_align", _UNUSED, recipe, m=0, block=block, experts=8, top_k=2, quick=r == b)
+                yield Case("moe_align", NO_WEIGHT, recipe, m=m, block=block, experts=e, top_k=k, quick=quick)
+            yield Case("moe_align", NO_WEIGHT, recipe, m=0, block=block, experts=8, top_k=2, quick=r == b)

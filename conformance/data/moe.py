@@ -35,6 +35,7 @@ import numpy.typing as npt
 
 from conformance.backend import MoeCheckpoint
 from conformance.cases import Case
+from conformance.cases.moe import MOE_EXACT_RECIPES
 from conformance.data.activations import DIVISORS, beside_codes
 from conformance.data.seeds import generator
 from conformance.data.weights import quantized_weight, zero_points
@@ -50,7 +51,6 @@ from reference.weights import QuantizedWeight, dequantize_exact
 Array = npt.NDArray[Any]
 Float64Array = npt.NDArray[np.float64]
 
-EXACT = ("readout", "integers")
 _LIMIT = 512.0  # of the exact recipes
 _ROUTED_FACTOR = 2.5
 
@@ -82,7 +82,7 @@ class MoeProblem:
 @lru_cache(maxsize=4)
 def moe_problem(case: Case) -> MoeProblem:
     rng = generator(case.id)
-    if case.recipe in EXACT:
+    if case.recipe in MOE_EXACT_RECIPES:
         layer, calls = _exact_problem(case, rng)
     else:
         layer = _drawn_layer(case, rng)
@@ -145,20 +145,19 @@ def _drawn_layer(case: Case, rng: np.random.Generator) -> MoeLayer:
 
 def _drawn_experts(case: Case, rng: np.random.Generator, count: int) -> tuple[Expert, ...]:
     """Gates and ups of some units, so that a limit of 7 is passed by some."""
-    sides = ((2 * case.n, case.k, 2.0), (case.k, case.n, 0.5))
-    stacks = [_drawn_weights(case, rng, count, n, k, size) for n, k, size in sides]
+    sides = ((2 * case.n, case.k, 1.0), (case.k, case.n, -1.0))
+    stacks = [_drawn_weights(case, rng, count, n, k, power) for n, k, power in sides]
     biases = [_biases(case, rng, (count, n)) for n, _, _ in sides]
     return tuple(Expert(w13, w2, b13, b2) for w13, w2, b13, b2 in zip(*stacks, *biases, strict=True))
 
 
 def _drawn_weights(
-    case: Case, rng: np.random.Generator, count: int, n: int, k: int, size: float
+    case: Case, rng: np.random.Generator, count: int, n: int, k: int, power: float
 ) -> list[QuantizedWeight]:
-    """size: a power of two on all scales."""
+    """power: the exponent of a power of two on all scales."""
 
     def drawn(rows: int) -> QuantizedWeight:
-        weight = quantized_weight(replace(case, n=rows, k=k, recipe="random"), rng)
-        return replace(weight, scale=(weight.scale.astype(np.float64) * size).astype(weight.scale.dtype))
+        return _scaled(quantized_weight(replace(case, n=rows, k=k, recipe="random"), rng), power)
 
     if case.act_order:  # each expert has an order of its own
         return [drawn(n) for _ in range(count)]
@@ -174,7 +173,9 @@ def _biases(case: Case, rng: np.random.Generator, shape: tuple[int, int]) -> lis
     if not case.bias:
         return [None] * shape[0]
     output = float_format(case.dtype)
-    drawn = rng.integers(-4, 5, shape) * 8.0 if case.recipe in EXACT else rng.normal(0, 0.5, shape)
+    drawn = (
+        rng.integers(-4, 5, shape) * 8.0 if case.recipe in MOE_EXACT_RECIPES else rng.normal(0, 0.5, shape)
+    )
     return list(round_to(drawn, output).astype(output.dtype))
 
 
@@ -197,7 +198,8 @@ def _exact_problem(case: Case, rng: np.random.Generator) -> tuple[MoeLayer, list
     second = [_second_projection(case, rng, e) for e in range(case.experts)]
     calls = [_exact_call(case, rng, number) for number in (0, 1)]
     slots = [_Slots(case, first, x, ids) for x, _, ids in calls]
-    first = [_with_up(case, w, _up_power(case, gated, slots), gated) for w in first]
+    up = _up_power(case, gated, slots)
+    first = [_with_up(case, w, up, gated) for w in first]
     down = _down_power(case, gated, first, second, calls)
     order = _row_order(case.n, gated)
     experts = []
