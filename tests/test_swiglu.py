@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from conformance.cases import Case
-from conformance.cases.moe import SWIGLU_RECIPES, UNUSED
+from conformance.cases.case import NO_WEIGHT
+from conformance.cases.moe import SWIGLU_RECIPES
 from conformance.data import swiglu_problem
 from reference.balls import Ball
 from reference.bounds import Contract
@@ -66,7 +67,7 @@ def problems(gated, dtype="bf16"):
     """One of each recipe."""
     variant = next((name for name, known in VARIANTS.items() if known == gated), "silu")
     for recipe in SWIGLU_RECIPES:
-        yield swiglu_problem(Case("swiglu", UNUSED, recipe, 33, m=9, dtype=dtype, variant=variant)).x
+        yield swiglu_problem(Case("swiglu", NO_WEIGHT, recipe, 33, m=9, dtype=dtype, variant=variant)).x
 
 
 @variants
