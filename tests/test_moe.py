@@ -9,6 +9,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from test_balls import to_16_bits
 
 from conformance.cases import Case
 from conformance.data import moe_problem
@@ -70,14 +71,6 @@ def contract_of(convention="kernel", **fields):
 
 
 # ---- a slow loop, a token and a slot at a time
-
-
-def to_16_bits(values, form):
-    """Rounded by another way than the oracle's; no subnormals and no overflow."""
-    if form is FP16:
-        return values.astype(np.float16).astype(np.float64)
-    mantissa, exponent = np.frexp(values)
-    return np.ldexp(np.rint(np.ldexp(mantissa, 8)), exponent - 8)
 
 
 WHOLE = 20  # C82

@@ -233,9 +233,8 @@ def _first_projection(case: Case, rng: np.random.Generator, expert: int) -> Quan
     n, k, fmt = case.n, case.k, case.weight
     low, high = fmt.code_range
     groups, index, zero = _frame(case, rng, 2 * n, k)
-    if (
-        case.activation.kind != "a16"
-    ):  # their scales are no powers of two: any other zero point may round, scaled
+    if case.activation.kind != "a16":
+        # The scales of sentinels are no powers of two: any other zero point may round, scaled.
         zero[[row for unit in _sentinels(case) for row in (unit, n + unit)]] = 0
     centre = zero[:, groups]
     if case.recipe == "readout":

@@ -122,9 +122,8 @@ def align_problem(case: Case) -> AlignProblem:
     if case.recipe == "one-expert":  # the first place of every token
         ids[:, 0], moved = case.experts - 1, ids[:, 0].copy()
         ids[:, 1:] = np.where(ids[:, 1:] == case.experts - 1, moved[:, None], ids[:, 1:])
-    if (
-        "absent" in case.recipe
-    ):  # every other expert is here: the last one where an id of -1 would read its place
+    if "absent" in case.recipe:
+        # Every other expert is here: the last one where an id of -1 would read its place.
         present = np.flatnonzero(np.arange(case.experts) % 2 == ("dropped" in case.recipe))
         expert_map = np.full(case.experts, -1, np.int32)
         expert_map[present] = np.arange(len(present))

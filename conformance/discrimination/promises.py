@@ -69,9 +69,8 @@ LAYER_EXCEPT = {
     "weights_in_bf16": _ROUNDED,
     "sigmoid_in_bf16": _ROUNDED,
 }
-_SLOTS = (
-    6  # of fewer, all or none may be those that a fault concerns; twice as many where some have no expert
-)
+# Of fewer slots all or none may be those that a fault concerns; twice as many are needed where some have no expert.
+_SLOTS = 6
 
 
 def promises(case: Case) -> list[tuple[Mutant, float]]:
