@@ -1,0 +1,94 @@
+"""A checkpoint's weight as torch tensors: where adapters of libraries with a layout of their own begin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from conformance.backend import Checkpoint, MoeCheckpoint
+
+
+@dataclass(frozen=True)
+class TorchWeight:
+    """One matrix. codes: int8 (N, K), signed, in [-2^(bits-1), 2^(bits-1)). scale: (N, G) in 16 bits. zero_point: int8
+    (N, G), signed likewise, or None where the format is symmetric. group_size: columns a scale, K for a channel."""
+
+    bits: int
+    codes: torch.Tensor
+    scale: torch.Tensor
+    zero_point: torch.Tensor | None
+    group_size: int
+    bias: torch.Tensor | None
+
+    @property
+    def unsigned(self) -> torch.Tensor:
+        """uint8 (N, K): the codes as they are stored, from 0."""
+        return (self.codes.to(torch.int16) + 2 ** (self.bits - 1)).to(torch.uint8)
+
+    @property
+    def unsigned_zero_point(self) -> torch.Tensor:
+        """uint8 (N, G): the code that means zero; 2^(bits-1) where the format is symmetric."""
+        if self.zero_point is None:
+            return torch.full_like(self.scale, 2 ** (self.bits - 1), dtype=torch.uint8)
+        return (self.zero_point.to(torch.int16) + 2 ** (self.bits - 1)).to(torch.uint8)
+
+    def matrix(self, dtype: torch.dtype) -> torch.Tensor:
+        """(q - z) * s (N, K), computed in float32 and rounded once to dtype."""
+        codes = self.codes.float()
+        if self.zero_point is not None:
+            codes = codes - self.zero_point.float().repeat_interleave(self.group_size, dim=1)
+        return (codes * self.scale.float().repeat_interleave(self.group_size, dim=1)).to(dtype)
+
+
+def weight_of(checkpoint: Checkpoint) -> TorchWeight:
+    """The weight of a dense layer. Raises NotImplementedError for act-order."""
+    n, k = (int(size) for size in checkpoint.tensors["weight_shape"])
+    return _decoded(checkpoint.tensors, checkpoint.weights, n, k)
+
+
+def experts_of(checkpoint: MoeCheckpoint, which: str) -> list[TorchWeight]:
+    """The weights of one projection, an expert each. which: `w13`, `w2`, `shared_w13` or `shared_w2`. Raises
+    NotImplementedError for act-order."""
+    h, i = checkpoint.hidden, checkpoint.intermediate
+    n, k = (2 * i, h) if which.endswith("w13") else (h, i)
+    own = {
+        name.removeprefix(f"{which}_"): tensor
+        for name, tensor in checkpoint.tensors.items()
+        if name.startswith(f"{which}_")
+    }
+    count = len(own["weight_packed"])
+    each = ({name: tensor[e] for name, tensor in own.items()} for e in range(count))
+    return [_decoded(tensors, checkpoint.weights, n, k) for tensors in each]
+
+
+def _decoded(tensors: Mapping[str, Any], args: Mapping[str, Any], n: int, k: int) -> TorchWeight:
+    if "weight_g_idx" in tensors:
+        raise NotImplementedError("weight_g_idx: this backend has no group activation ordering")
+    bits, scale = int(args["num_bits"]), tensors["weight_scale"]
+    zero_point = None
+    if not args["symmetric"]:
+        zero_point = unpacked(tensors["weight_zero_point"], bits, n, 0)
+    codes = unpacked(tensors["weight_packed"], bits, k, 1)
+    return TorchWeight(bits, codes, scale, zero_point, k // scale.shape[1], tensors.get("bias"))
+
+
+def unpacked(words: torch.Tensor, bits: int, size: int, axis: int) -> torch.Tensor:
+    """Signed codes int8 of a dense little-endian bit stream of 32-bit words, two dimensions; axis: the packed one."""
+    lines = words if axis == 1 else words.T
+    stream = (lines[..., None] >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1
+    fields = stream.flatten(-2)[:, : size * bits].unflatten(-1, (size, bits))
+    codes = (fields << torch.arange(bits, dtype=torch.int32, device=words.device)).sum(-1) - 2 ** (bits - 1)
+    return (codes if axis == 1 else codes.T).to(torch.int8).contiguous()
+
+
+def packed(codes: torch.Tensor, bits: int, axis: int) -> torch.Tensor:
+    """int32 words of unsigned codes (two dimensions), the dense little-endian bit stream along axis."""
+    lines = (codes if axis == 1 else codes.T).to(torch.int64)
+    fields = (lines[..., None] >> torch.arange(bits, device=codes.device)) & 1
+    stream = fields.flatten(-2)
+    stream = torch.nn.functional.pad(stream, (0, -stream.shape[1] % 32)).unflatten(-1, (-1, 32))
+    words = (stream << torch.arange(32, device=codes.device)).sum(-1).to(torch.int32)
+    return (words if axis == 1 else words.T).contiguous()
