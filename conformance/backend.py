@@ -28,6 +28,14 @@ route: logits (T, E) in bf16, fp16 or fp32, routing a Routing, bias float32 (E) 
 (T, k), expert_map int32 (E) or None; sorted_ids, expert_ids int32, num_tokens_post_pad int32 (1) (C77). swiglu:
 activation a GatedActivation. load_moe, shard_moe: a MoeCheckpoint; weights float32, ids int32, -1 for no expert.
 
+What a library on a GPU says of itself:
+
+    libraries: tuple[str, ...]   distributions whose versions the report states
+    kernels: str                 regular expression of the names of its own GPU kernels, or one an operation in a
+                                 mapping: where none of them is launched, something else computed the answer
+    nondeterministic: str        why repeated calls may differ bit by bit; empty: they do not
+    prepare(cases, workers)      compile what the cases need, on so many cores; yields a line for each kernel
+
 Each call returns an array of its own. A backend never sees an expected value. It refuses what it does not
 support by raising an exception with a message.
 """
@@ -53,8 +61,14 @@ ENTRY_POINT_GROUP = "quantcts.backends"
 _OUR_OWN = {
     "numpy": "conformance.backends.numpy:backend",
     "compressed_tensors": "conformance.backends.compressed_tensors:backend",
+}
+# Those that run on a GPU, each in a process of its own. `cuda` names all of them that are present.
+_ON_CUDA = {
+    "cuda_kernels": "conformance.backends.cuda_kernels:backend",
+    "torch": "conformance.backends.torch_baseline:backend",
     "compressed_tensors_cuda": "conformance.backends.compressed_tensors:cuda_backend",
 }
+EVERY_CUDA = "cuda"
 
 
 @dataclass(frozen=True)
@@ -154,9 +168,22 @@ def contract_of(backend: Backend) -> Contract:
     return contract
 
 
+def libraries_of(backend: Backend) -> tuple[str, ...]:
+    return tuple(getattr(backend, "libraries", ()))
+
+
+def nondeterminism_of(backend: Backend) -> str:
+    return str(getattr(backend, "nondeterministic", ""))
+
+
 def known_backends() -> dict[str, str]:
     """Name -> `module:attribute`: our own, and those that installed packages announce."""
-    return {entry.name: entry.value for entry in entry_points(group=ENTRY_POINT_GROUP)} | _OUR_OWN
+    return {entry.name: entry.value for entry in entry_points(group=ENTRY_POINT_GROUP)} | _OUR_OWN | _ON_CUDA
+
+
+def cuda_backends() -> list[str]:
+    """The names of our own adapters that need a GPU."""
+    return list(_ON_CUDA)
 
 
 def load_backend(spec: str) -> Backend:

@@ -23,7 +23,7 @@ class Judge:
     def __call__(self, answer: Answer | None, goal: Callable[[], Goal], step: str = "") -> None:
         """Judge one answer against a goal; a step that fails ends a case of several."""
         support = self._said()
-        verdict = decide(self._case, self._name, support, answer, goal)
+        verdict = decide(self._case, self._name, support, answer, goal, self.subject.own_kernels())
         if step and verdict.fails:
             verdict = replace(verdict, detail=f"{step}: {verdict.detail}")
         self._settle(verdict)

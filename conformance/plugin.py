@@ -7,27 +7,31 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conformance.backend import Backend, load_backend
+from conformance.backend import Backend
 from conformance.cases import Case, all_cases
 from conformance.errors import RunError
 from conformance.exitcodes import ExitCode
+from conformance.isolation.remote import RemoteBackend, RemoteSubject
 from conformance.judge import Judge
 from conformance.ledger import Ledger
-from conformance.query import select
+from conformance.query import part, select
 from conformance.report.document import Report, environment
-from conformance.report.progress import Progress
+from conformance.report.progress import Progress, compile_first
 from conformance.report.terminal import print_report
+from conformance.roster import Roster
 from conformance.subject import Subject
 from conformance.verdict import Outcome, Verdict
 from conformance.waivers import read_waivers
 
 DEFAULT_BACKEND = "compressed_tensors"
+LIMIT = 60.0
 _SUITES = "conformance.suites"
 _HOME = Path(__file__).resolve().parent / "suites"
 _BROKEN_DOWN = (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
@@ -53,6 +57,16 @@ def add_options(parser: pytest.Parser) -> None:
     size("--cases", action="append", metavar="QUERY", help="judge the cases that the query selects")
     size("--waivers", metavar="FILE", help="known faults, with reason, link and expiry date (TOML)")
     size("--report", metavar="FILE", help="write report.json there")
+    size("--shard", metavar="I/N", help="judge the I-th of N equal parts of the cases (1 to N)")
+    size("--isolate", action="store_true", help="a process of its own for each backend, as GPU backends have")
+    size(
+        "--limit",
+        type=float,
+        default=LIMIT,
+        metavar="SECONDS",
+        help="for one question to an isolated backend",
+    )
+    size("--no-kernels", action="store_true", help="do not record which GPU kernels ran")
 
 
 class Plugin:
@@ -61,20 +75,20 @@ class Plugin:
     def __init__(self, config: pytest.Config) -> None:
         if config.option.quick and config.option.full:
             raise RunError("--quick and --full exclude each other")
-        specs = config.option.backend or [DEFAULT_BACKEND]
-        self.backends: dict[str, Backend] = {}
-        self.specs: dict[str, str] = {}  # backend name -> how it was asked for
-        for spec in specs:
-            backend = load_backend(spec)
-            if backend.name in self.backends:
-                raise RunError(f"two backends are named {backend.name!r}; give each a name of its own")
-            self.backends[backend.name] = backend
-            self.specs[backend.name] = spec
         cases = {i: c for i, c in all_cases().items() if c.quick or not config.option.quick}
-        chosen = select(cases, config.option.cases or [])
+        chosen = part(select(cases, config.option.cases or []), config.option.shard)
         self.cases: dict[str, list[Case]] = {}
         for case_id in chosen:
             self.cases.setdefault(cases[case_id].operation, []).append(cases[case_id])
+        option = config.option
+        worker = getattr(config, "workerinput", None)
+        if worker is not None:
+            number = int(worker["workerid"].removeprefix("gw"))
+            self.roster = Roster.in_worker(worker["quantcts"], number, option.limit)
+        else:
+            asked = option.backend or [DEFAULT_BACKEND]
+            self.roster = Roster.of(asked, option.isolate, option.limit, not option.no_kernels)
+        self.backends = self.roster.backends
 
     @pytest.hookimpl
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -85,7 +99,8 @@ class Plugin:
         metafunc.parametrize(("case", "_backend"), self._pairs(operation), ids=self.ids(operation))
 
     def _pairs(self, operation: str) -> list[tuple[Case, Backend]]:
-        return [(c, b) for b in self.backends.values() for c in self.cases.get(operation, [])]
+        """All backends on a case, then the next case: what is expected of it is computed once."""
+        return [(c, b) for c in self.cases.get(operation, []) for b in self.backends.values()]
 
     def ids(self, operation: str) -> list[str]:
         """The ids of an operation's cases, with the backend's name where there are several."""
@@ -99,7 +114,8 @@ class Plugin:
 
     @pytest.fixture
     def subject(self, case: Case, _backend: Backend) -> Subject:
-        return Subject(_backend, case, self.specs[_backend.name])
+        kind = RemoteSubject if isinstance(_backend, RemoteBackend) else Subject
+        return kind(_backend, case, self.roster.specs[_backend.name])
 
     @pytest.fixture
     def judge(self, subject: Subject, request: pytest.FixtureRequest) -> Judge:
@@ -126,15 +142,36 @@ class Keeper:
 
     def __init__(self, config: pytest.Config, plugin: Plugin) -> None:
         self.config = config
-        self.backends = plugin.backends
+        self.roster, self.backends = plugin.roster, plugin.backends
+        self.cases = [case for cases in plugin.cases.values() for case in cases]
         self.selected = [i for operation in plugin.cases for i in plugin.ids(operation)]
         self.ledger = Ledger()
+        self.started = time.monotonic()
         path = config.option.waivers
         self.waivers = read_waivers(Path(path), all_cases()) if path else []
-        self.report = Report(environment(plugin.backends.values()), selection(config), sys.argv, plugin.specs)
+        found = environment(plugin.backends.values(), plugin.roster.absent)
+        self.report = Report(found, selection(config), sys.argv, plugin.roster.specs)
         self.progress: Progress | None = None
         path = config.option.report
         self.journal = self.report.open(path) if path else None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Compile before anything is judged, on all cores; with -k, which is not known yet, as the cases come."""
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        write = reporter.write if reporter else lambda text: None
+        for name, reason in self.roster.absent.items():
+            write(f"absent: {name}: {reason}\n")
+        if self.config.option.keyword:
+            return
+        for backend in self.backends.values():
+            if isinstance(backend, RemoteBackend) and backend.description.prepares:
+                compile_first(backend, self.cases, write)
+        self.started = time.monotonic()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput["quantcts"] = self.roster.to_json()
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         if not _distributes(self.config):
@@ -179,6 +216,7 @@ class Keeper:
         self._enter(report.nodeid, verdict)
 
     def _enter(self, key: str, verdict: Verdict) -> None:
+        self.report.wall = time.monotonic() - self.started
         for waiver in self.waivers:
             if waiver.covers(verdict):
                 verdict = waiver.apply(verdict)
@@ -204,6 +242,7 @@ class Keeper:
         self.report.finish(self.ledger, code)
         if self.journal:
             self.journal.close()
+        self.roster.close()
 
     def _compare_with_selection(self) -> None:
         """What pytest collected must be what was selected, or an option took cases away in silence."""
@@ -233,6 +272,7 @@ def selection(config: pytest.Config) -> dict[str, Any]:
     """What was asked for, as the report states it."""
     return {
         "set": "quick" if config.option.quick else "full",
+        "shard": config.option.shard or "1/1",
         "queries": config.option.cases or [],
         "keyword": config.option.keyword,
     }

@@ -55,3 +55,13 @@ def select(ids: Iterable[str], queries: Sequence[str]) -> list[str]:
             raise RunError(f"query {query!r} matches no case; `quantcts list` prints the ids")
         chosen = chosen - hits if query.startswith("!") else chosen | hits
     return [i for i in everything if i in chosen]
+
+
+def part(chosen: list[str], shard: str | None) -> list[str]:
+    """The I-th of N parts of the cases, every N-th of them. Raises RunError for anything but 1 <= I <= N."""
+    if shard is None:
+        return chosen
+    found = re.fullmatch(r"(\d+)/(\d+)", shard)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise RunError(f"--shard {shard}: give I/N with I from 1 to N, such as 1/4")
+    return chosen[int(found[1]) - 1 :: int(found[2])]

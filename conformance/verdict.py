@@ -5,6 +5,7 @@
 | yes  | a right array             | conforms                                                    |
 | yes  | a wrong array             | diverges                                                    |
 | yes  | refused                   | dishonest                                                   |
+| yes  | launched no kernel of its own | dishonest: a fallback computed the answer               |
 | no   | refused, or has nothing   | declines                                                    |
 | no   | returned an array         | dishonest: right ("works but unclaimed") or wrong           |
 | any  | another exception         | crashes                                                     |
@@ -15,6 +16,7 @@ does not claim to validate is not asked.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -50,7 +52,8 @@ JUDGED = (Outcome.CONFORMS, *FAILING, Outcome.WAIVED)
 class Verdict:
     """worst: largest error as a fraction of what is allowed, None where nothing was compared or nothing
     was allowed. detail: one short paragraph for a person; diagnosis: the record behind it. width, elements,
-    statistics: see Comparison. oracle_seconds: making the data, the expectation and the comparison."""
+    statistics: see Comparison. kernels: see Answer. oracle_seconds: making the data, the expectation and the
+    comparison."""
 
     case: str
     backend: str
@@ -63,6 +66,7 @@ class Verdict:
     width: float = 0.0
     elements: int = 0
     statistics: dict[str, float] = field(default_factory=dict)
+    kernels: tuple[str, ...] | None = None
     oracle_seconds: float = 0.0
     backend_seconds: float = 0.0
 
@@ -75,22 +79,35 @@ class Verdict:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Verdict:
-        return cls(**{**record, "outcome": Outcome(record["outcome"])})
+        kernels = record.get("kernels")
+        return cls(
+            **{
+                **record,
+                "outcome": Outcome(record["outcome"]),
+                "kernels": None if kernels is None else tuple(kernels),
+            }
+        )
 
 
 def decide(
-    case: Case | str, backend: str, support: Support, answer: Answer | None, goal: Callable[[], Goal]
+    case: Case | str,
+    backend: str,
+    support: Support,
+    answer: Answer | None,
+    goal: Callable[[], Goal],
+    own_kernels: str = "",
 ) -> Verdict:
     """The verdict on a case of good data.
 
     answer is None when there was nothing to call. goal computes the expectation; it runs after the
-    backend has answered, and only if it gave something to compare.
+    backend has answered, and only if it gave something to compare. own_kernels: the backend's, a regular expression.
     """
     verdict = Verdict(
         case if isinstance(case, str) else case.id,
         backend,
         Outcome.DECLINES,
         backend_seconds=answer.seconds if answer else 0.0,
+        kernels=answer.kernels if answer else None,
     )
     if answer is None:
         return replace(verdict, detail=support.reason)
@@ -126,9 +143,20 @@ def decide(
         what = "right: works but unclaimed" if comparison.passes else f"wrong: {detail}"
         said = f"it declines the case ({support.reason}) and computes it all the same; the answer is {what}"
         return replace(verdict, outcome=Outcome.DISHONEST, detail=said)
-    if comparison.passes:
-        return replace(verdict, outcome=Outcome.CONFORMS)
-    return replace(verdict, outcome=Outcome.DIVERGES, detail=detail)
+    if not comparison.passes:
+        return replace(verdict, outcome=Outcome.DIVERGES, detail=detail)
+    if own_kernels and fell_back(answer, own_kernels):
+        launched = ", ".join(answer.kernels or ()) or "none at all"
+        said = f"it claims the case and launches no kernel of its own ({own_kernels}): a fallback computed it: {launched}"
+        return replace(verdict, outcome=Outcome.DISHONEST, detail=said)
+    return replace(verdict, outcome=Outcome.CONFORMS)
+
+
+def fell_back(answer: Answer, own_kernels: str) -> bool:
+    """Whether kernels were recorded for a result of at least one element, and none is the backend's own."""
+    if answer.kernels is None or answer.arrays is None or not any(a.size for a in answer.arrays):
+        return False
+    return not any(re.search(own_kernels, name) for name in answer.kernels)
 
 
 def names_the_cell(case: Case, refusal: str) -> bool:

@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
@@ -20,16 +20,17 @@ from typing import Any, TextIO
 
 import jsonschema
 
-from conformance.backend import Backend, contract_of, device_of
+from conformance.backend import Backend, contract_of, device_of, libraries_of, nondeterminism_of
 from conformance.cases import all_cases
 from conformance.errors import RunError
 from conformance.exitcodes import ExitCode
+from conformance.isolation.remote import RemoteBackend
 from conformance.ledger import Ledger
 from conformance.report.findings import findings
 from conformance.verdict import Verdict
 from reference.bounds import false_alarm_bound
 
-SCHEMA_VERSION = "quantcts-report/2"
+SCHEMA_VERSION = "quantcts-report/3"
 
 
 def schema() -> dict[str, Any]:
@@ -39,8 +40,8 @@ def schema() -> dict[str, Any]:
     return loaded
 
 
-def environment(backends: Iterable[Backend]) -> dict[str, Any]:
-    """Versions, machine, and what each backend says of itself."""
+def environment(backends: Iterable[Backend], absent: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Versions, machine, and what each backend says of itself. absent: backend -> why it is not there."""
     backends = list(backends)
     packages = ("quantcts", "numpy", "ml_dtypes", "pytest", "torch", "compressed-tensors", "humming-kernels")
     return {
@@ -53,22 +54,32 @@ def environment(backends: Iterable[Backend]) -> dict[str, Any]:
                 "name": backend.name,
                 "device": device_of(backend),
                 "contract": asdict(contract_of(backend)),
+                "libraries": _libraries(backend),
+                "nondeterministic": nondeterminism_of(backend),
             }
             for backend in backends
         ],
+        "absent": dict(absent or {}),
         "gpus": _gpus() if any(device_of(b).startswith("cuda") for b in backends) else [],
     }
 
 
+def _libraries(backend: Backend) -> dict[str, str]:
+    """Distribution -> version, of what a backend says that it is made of."""
+    if isinstance(backend, RemoteBackend):
+        return backend.description.libraries
+    return {name: _version(name) or "unknown" for name in libraries_of(backend)}
+
+
 def _gpus() -> list[str]:
-    """Name and driver of each GPU, as the driver's own tool says."""
-    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    """Name, architecture and driver of each GPU, as the driver's own tool says."""
+    command = ["nvidia-smi", "--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
         return []
-    lines = [line.rpartition(", ") for line in done.stdout.splitlines()]
-    return [f"{name}, driver {driver}" for name, _, driver in lines]
+    lines = [line.rsplit(", ", 2) for line in done.stdout.splitlines()]
+    return [f"{name}, sm_{found.replace('.', '')}, driver {driver}" for name, found, driver in lines]
 
 
 def _version(package: str) -> str | None:
@@ -107,6 +118,7 @@ class Report:
     ledger: Ledger = field(default_factory=Ledger)
     exit_code: ExitCode = ExitCode.ENVIRONMENT
     started: str = field(default_factory=lambda: _now())
+    wall: float = 0.0  # seconds from the first case to the last
 
     def open(self, path: str) -> Journal:
         """Take the place to write to, before anything is judged. Raises RunError when it is no place."""
@@ -133,6 +145,8 @@ class Report:
 
     def document(self) -> dict[str, Any]:
         verdicts = list(self.ledger.verdicts.values())
+        kernels = list(dict.fromkeys(name for v in verdicts for name in v.kernels or ()))
+        numbers = {name: number for number, name in enumerate(kernels)}
         return {
             "schema": SCHEMA_VERSION,
             "started": self.started,
@@ -150,18 +164,25 @@ class Report:
             "seconds": {
                 "oracle": round(sum(v.oracle_seconds for v in verdicts), 3),
                 "backend": round(sum(v.backend_seconds for v in verdicts), 3),
+                "wall": round(self.wall, 3),
             },
             "confidence": {
                 "elements": self.elements,
                 "false_alarm_bound": false_alarm_bound(self.elements),
             },
             "findings": [finding.to_json() for finding in findings(verdicts)],
-            "cases": [_case(v) for v in verdicts],
+            "kernels": kernels,
+            "cases": [_case(v, numbers) for v in verdicts],
         }
 
 
-def _case(verdict: Verdict) -> dict[str, Any]:
+def _case(verdict: Verdict, kernels: Mapping[str, int]) -> dict[str, Any]:
+    """kernels: name -> its number in the report's list."""
     record = verdict.to_json()
+    if record["kernels"] is None:
+        del record["kernels"]
+    else:
+        record["kernels"] = [kernels[name] for name in record["kernels"]]
     for name in ("oracle_seconds", "backend_seconds"):
         record[name] = round(record[name], 6)
     for name in ("diagnosis", "statistics", "width", "elements"):

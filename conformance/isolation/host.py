@@ -1,0 +1,200 @@
+"""Inside the process of a backend: it is loaded from its spec and asked one thing at a time.
+
+Any number of judges connect to a socket. A request is answered by "started" when its turn has come. A question about
+a case is then answered by what the backend says beforehand and by its answer, a preparation by lines of progress and an
+end. A device that has met an error of its own answers nothing right any more: the process says what happened and ends.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from conformance.backend import (
+    Backend,
+    contract_of,
+    device_of,
+    libraries_of,
+    load_backend,
+    nondeterminism_of,
+)
+from conformance.cases import Case
+from conformance.errors import RunError
+from conformance.isolation.kernels import launched
+from conformance.subject import OPERATIONS, Answer, Subject, describe
+from reference.bounds import Contract
+
+STARTED = "started"
+
+
+@dataclass(frozen=True)
+class Description:
+    """What the judge has to know of a backend without loading it. libraries: distribution -> version."""
+
+    name: str
+    device: str
+    contract: dict[str, Any]
+    operations: tuple[str, ...]
+    libraries: dict[str, str]
+    kernels: dict[str, str]
+    nondeterministic: str
+    prepares: bool
+
+    @classmethod
+    def of(cls, backend: Backend) -> Description:
+        from importlib.metadata import PackageNotFoundError, version
+
+        def known(package: str) -> str:
+            try:
+                return version(package)
+            except PackageNotFoundError:
+                return "unknown"
+
+        needed = sorted({name for names in OPERATIONS.values() for name in names})
+        kernels = getattr(backend, "kernels", "")
+        return cls(
+            backend.name,
+            device_of(backend),
+            asdict(contract_of(backend)),
+            tuple(name for name in needed if callable(getattr(backend, name, None))),
+            {name: known(name) for name in libraries_of(backend)},
+            dict(kernels) if not isinstance(kernels, str) else dict.fromkeys(OPERATIONS, kernels),
+            nondeterminism_of(backend),
+            callable(getattr(backend, "prepare", None)),
+        )
+
+    def promises(self) -> Contract:
+        return Contract(**self.contract)
+
+
+class Ended(Exception):
+    """The device answers nothing any more."""
+
+
+def serve(spec: str, path: str, gpu: int | None, lifeline: Connection, profiled: bool) -> None:
+    """Load the backend, then answer until the supervisor's end of the lifeline is closed.
+
+    The first message through the lifeline is the Description, or the sentence that says why there is none.
+    """
+    log = open(f"{path}.log", "a", buffering=1)  # noqa: SIM115 - as long as the process lives
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    if gpu is not None:
+        _see_first(gpu)
+    try:
+        backend = load_backend(spec)
+    except RunError as error:
+        lifeline.send(str(error))
+        return
+    except (Exception, SystemExit) as error:
+        lifeline.send(f"backend {spec!r} could not be loaded: {describe(error)}")
+        return
+    server = socket.socket(socket.AF_UNIX)
+    Path(path).unlink(missing_ok=True)
+    server.bind(path)
+    server.listen(128)
+    lifeline.send(Description.of(backend))
+    try:
+        _answer_all(_Host(backend, profiled), server, lifeline)
+    except Ended:
+        sys.stdout.flush()
+        os._exit(1)  # a destroyed context can hang in its destructors
+
+
+def _see_first(gpu: int) -> None:
+    """Make a GPU the first that CUDA shows to this process, and keep the others behind it."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if shown == [""]:
+        import torch
+
+        shown = [str(i) for i in range(torch.cuda.device_count())]
+    order = [shown[gpu], *shown[:gpu], *shown[gpu + 1 :]]
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(order)
+
+
+def _answer_all(host: _Host, server: socket.socket, lifeline: Connection) -> None:
+    judges: list[Connection] = []
+    while True:
+        for ready in wait([server, lifeline, *judges]):
+            if ready is lifeline:
+                return
+            if ready is server:
+                judges.append(Connection(server.accept()[0].detach()))
+                continue
+            assert isinstance(ready, Connection)
+            try:
+                request = ready.recv()
+                ready.send((STARTED, os.getpid()))
+            except (EOFError, OSError):
+                judges.remove(ready)
+                continue
+            reply, usable = host.reply(request, ready.send)
+            ready.send(reply)
+            if not usable:
+                raise Ended
+
+
+class _Host:
+    def __init__(self, backend: Backend, profiled: bool) -> None:
+        self.backend = backend
+        self._cuda = device_of(backend).startswith("cuda")
+        self._profiled = profiled and self._cuda
+
+    def reply(self, request: Any, say: Callable[[Any], None]) -> tuple[Any, bool]:
+        """The answer to a request, and whether the process can be asked again."""
+        kind, *rest = request
+        if kind == "prepare":
+            cases, workers = rest
+            return self._prepare(cases, workers, say), self._usable()
+        case, operation, arguments = rest
+        return self._ask(case, operation, arguments, say)
+
+    def _ask(
+        self, case: Case, operation: str | None, arguments: tuple[Any, ...], say: Callable[[Any], None]
+    ) -> tuple[Answer | None, bool]:
+        subject = Subject(self.backend, case)
+        try:
+            say(subject.support())
+        except Exception as error:
+            say(describe(error))
+            return None, self._usable()
+        if operation is None:
+            return None, True
+        answer = getattr(subject, operation)(*arguments)
+        usable = self._usable()
+        if not usable and answer is not None and answer.crash is None:
+            answer = Answer(crash=f"after it had answered, the device failed: {self._failure}")
+        elif usable and self._profiled and answer is not None and answer.arrays is not None:
+            again = Subject(self.backend, case)
+            answer = replace(answer, kernels=launched(lambda: getattr(again, operation)(*arguments)))
+            usable = self._usable()
+        return answer, usable
+
+    def _prepare(self, cases: list[Case], workers: int, say: Callable[[Any], None]) -> str:
+        """Compile for the cases that the backend claims; the error that ended it, or nothing."""
+        try:
+            claimed = [case for case in cases if Subject(self.backend, case).support().claimed]
+            for line in self.backend.prepare(claimed, workers):  # type: ignore[attr-defined]
+                say(str(line))
+        except Exception as error:
+            return describe(error)
+        return ""
+
+    def _usable(self) -> bool:
+        """Whether the device still answers: an error of a kernel stays with its process for good."""
+        if not self._cuda:
+            return True
+        import torch
+
+        try:
+            torch.cuda.synchronize()
+        except Exception as error:
+            self._failure = describe(error)
+            return False
+        return True

@@ -1,0 +1,35 @@
+"""Which GPU kernels a call launched, by torch's profiler."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+# A name of a kernel in C++ can hold the whole of its template arguments.
+LONGEST = 160
+
+
+def launched(call: Callable[[], Any]) -> tuple[str, ...] | None:
+    """The names of the kernels that a call launches, each once, in order; None where the profiler does not say.
+
+    The call is made again for this, so that what was timed and judged ran undisturbed.
+    """
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    try:
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=False) as record:
+            call()
+            torch.cuda.synchronize()
+        events = record.events() or []
+    except RuntimeError:  # no CUPTI, or another profiler has it
+        return None
+    names = (event.name for event in events if event.device_type == torch.autograd.DeviceType.CUDA)
+    return tuple(dict.fromkeys(short(name) for name in names if not name.startswith(("Memcpy", "Memset"))))
+
+
+def short(name: str) -> str:
+    """A name without the return type, and no longer than a line."""
+    name = re.sub(r"^void ", "", name)
+    return name if len(name) <= LONGEST else name[: LONGEST - 3] + "..."

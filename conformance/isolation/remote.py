@@ -1,0 +1,178 @@
+"""What the judge sees of a backend in another process: a subject whose answers come through a socket."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from functools import partialmethod
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+from typing import Any
+
+from conformance.backend import Support
+from conformance.cases import Case
+from conformance.errors import RunError
+from conformance.isolation.supervisor import STARTING_SECONDS, Place, word_left
+from conformance.subject import OPERATIONS, Answer, Subject
+from reference.bounds import Contract
+
+
+class RemoteBackend:
+    """Stands for a backend that is hosted elsewhere. worker: which of the judges asks; they share the GPUs.
+
+    limit: seconds that one question may take.
+    """
+
+    arrays = "numpy"
+
+    def __init__(self, place: Place, worker: int, limit: float) -> None:
+        description = place.description
+        self.name, self.device = description.name, description.device
+        self.contract: Contract = description.promises()
+        self.description = description
+        self.kernels = description.kernels
+        self.nondeterministic = description.nondeterministic
+        self._path = place.paths[worker % len(place.paths)]
+        self._limit = limit
+        self._connection: Connection | None = None
+
+    def supports(self, case: Case) -> Support:
+        """Raises RunError with the words of whatever supports() raised there."""
+        support, answer = self.ask(case, None, ())
+        if support is None:
+            raise RunError(str(answer and answer.crash))
+        return support
+
+    def ask(
+        self, case: Case, operation: str | None, arguments: tuple[Any, ...]
+    ) -> tuple[Support | None, Answer | None]:
+        """What the backend says beforehand, None where that was lost or raised, and its answer: a crash where the host
+        died of the question or did not answer in time."""
+        while True:
+            try:
+                connection, pid = self._begun(("ask", case, operation, arguments))
+                break
+            except _Gone:
+                continue  # it died of what another judge asked
+            except _Failed as failed:
+                return None, Answer(crash=str(failed))
+        support: Support | None = None
+        start = time.monotonic()
+        try:
+            said = self._received(connection, start)
+            if isinstance(said, str):
+                return None, Answer(crash=f"supports() raised {said}")
+            support = said
+            return support, self._received(connection, start)
+        except TimeoutError as late:
+            os.kill(pid, signal.SIGKILL)
+            self._close()
+            word_left(self._path, pid)
+            return support, Answer(crash=str(late), seconds=self._limit)
+        except (EOFError, OSError):
+            self._close()
+            ended = f"its process {word_left(self._path, pid)}{_last_words(self._path)}"
+            return support, Answer(crash=ended, seconds=time.monotonic() - start)
+
+    def _received(self, connection: Connection, start: float) -> Any:
+        if not connection.poll(max(0.0, self._limit - (time.monotonic() - start))):
+            raise TimeoutError(f"no answer within {self._limit:.0f} seconds")
+        return connection.recv()
+
+    def prepare(self, cases: list[Case], workers: int, say: Any) -> str:
+        """Have the backend compile what the cases need. Returns what went wrong, in words."""
+        try:
+            connection, pid = self._begun(("prepare", cases, workers))
+        except _Gone:
+            return "its process ended"
+        except _Failed as failed:
+            return str(failed)
+        try:
+            while True:
+                message = connection.recv()
+                if message == "":
+                    return ""
+                say(message)
+        except (EOFError, OSError):
+            self._close()
+            return f"its process {word_left(self._path, pid)}{_last_words(self._path)}"
+
+    def _connected(self) -> Connection:
+        if self._connection is not None:
+            return self._connection
+        deadline = time.monotonic() + STARTING_SECONDS
+        failed = Path(f"{self._path}.failed")
+        while time.monotonic() < deadline:
+            if failed.is_file():
+                raise _Failed(f"its process cannot be started: {failed.read_text('utf-8')}")
+            try:
+                self._connection = Client(self._path, "AF_UNIX")
+                return self._connection
+            except OSError:
+                time.sleep(0.05)
+        raise _Failed(f"its process does not answer within {STARTING_SECONDS:.0f} seconds")
+
+    def _begun(self, request: Any) -> tuple[Connection, int]:
+        """Ask, and wait for the question's turn; the pid of the host that works on it."""
+        connection = self._connected()
+        try:
+            connection.send(request)
+            _, pid = connection.recv()
+        except (EOFError, OSError):
+            self._close()
+            raise _Gone from None
+        return connection, int(pid)
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+
+class _Gone(Exception):
+    """The host ended before it took the question."""
+
+
+class _Failed(Exception):
+    """There is no host, and there will be none."""
+
+
+def _last_words(path: str) -> str:
+    """The last line that the process wrote, where it is of an error."""
+    try:
+        lines = Path(f"{path}.log").read_text("utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    telling = [line for line in lines[-20:] if any(word in line for word in ("rror", "ssert", "Fatal"))]
+    return f": {telling[-1].strip()[:300]}" if telling else ""
+
+
+class RemoteSubject(Subject):
+    """A Subject whose operations are carried out by the host."""
+
+    backend: RemoteBackend
+
+    def absent(self) -> str | None:
+        needed = ("pack",) if self.case.recipe == "code-range" else OPERATIONS[self.case.operation]
+        return next((name for name in needed if name not in self.backend.description.operations), None)
+
+    def _forward(self, operation: str, *arguments: Any) -> Answer | None:
+        start = time.perf_counter()
+        self.making_seconds = self.making_seconds or start - self._made_at
+        if self.absent() is not None:
+            return None
+        support, answer = self.backend.ask(self.case, operation, arguments)
+        self._support = support or self._support
+        return answer
+
+    pack = partialmethod(_forward, "pack")
+    unpack = partialmethod(_forward, "unpack")
+    dequantize = partialmethod(_forward, "dequantize")
+    quantize_activation = partialmethod(_forward, "quantize_activation")
+    linear = partialmethod(_forward, "linear")
+    route = partialmethod(_forward, "route")
+    align = partialmethod(_forward, "align")
+    swiglu = partialmethod(_forward, "swiglu")
+    moe = partialmethod(_forward, "moe")
+    shard_moe = partialmethod(_forward, "shard_moe")

@@ -1,0 +1,200 @@
+"""Starts the processes of backends, replaces those that die, ends them all.
+
+One process imports what all need and is forked for each host, so that a replacement is there within a second or two.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from conformance.errors import EnvironmentMissing
+from conformance.isolation.host import Description, serve
+
+STARTING_SECONDS = 300.0  # imports of large libraries, on a cold disk
+# A host that dies so often before it has answered anything will not do better the next time.
+FAILED_STARTS = 3
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a backend can be asked: its socket, one a GPU. description: of the backend there."""
+
+    spec: str
+    paths: tuple[str, ...]
+    description: Description
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Place:
+        record = json.loads(text)
+        description = {**record["description"]}
+        description["operations"] = tuple(description["operations"])
+        return cls(record["spec"], tuple(record["paths"]), Description(**description))
+
+
+@dataclass
+class _Hosted:
+    """One process. ended: how often it died before it could be asked."""
+
+    spec: str
+    path: str
+    gpu: int | None
+    process: Any = None
+    lifeline: Any = None
+    ended: int = 0
+    ready: bool = False
+
+
+class Supervisor:
+    """Hosts of several backends. profiled: they record the kernels of each call."""
+
+    def __init__(self, profiled: bool) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="quantcts-hosts-")
+        self._profiled = profiled
+        self._context = multiprocessing.get_context("forkserver")
+        self._hosted: list[_Hosted] = []
+        self._closing = threading.Event()
+        self._wakes, self._waker = multiprocessing.Pipe(duplex=False)
+        self._thread: threading.Thread | None = None
+
+    def start(self, specs: list[str], gpus: int) -> dict[str, Place | EnvironmentMissing]:
+        """Start a host for each spec and GPU (0: one each, for backends on the CPU), all at once.
+
+        What cannot be loaded is an EnvironmentMissing with the reason, in place of the Place.
+        """
+        modules = ["conformance.isolation.host", "conformance.data", *(["torch"] if gpus else [])]
+        self._context.set_forkserver_preload(modules)
+        for number, spec in enumerate(specs):
+            for gpu in range(gpus) if gpus else [None]:
+                path = str(Path(self._folder.name) / f"{number}-{gpu or 0}")
+                hosted = _Hosted(spec, path, gpu)
+                self._launch(hosted)
+                self._hosted.append(hosted)
+        found: dict[str, Place | EnvironmentMissing] = {}
+        for spec in specs:
+            own = [h for h in self._hosted if h.spec == spec]
+            said = [self._first_word(h) for h in own]
+            wrong = next((s for s in said if isinstance(s, str)), None)
+            if wrong is not None:
+                self._drop(own)
+                found[spec] = EnvironmentMissing(wrong)
+                continue
+            assert isinstance(said[0], Description)
+            found[spec] = Place(spec, tuple(h.path for h in own), said[0])
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="quantcts-supervisor")
+        self._thread.start()
+        return found
+
+    def close(self) -> None:
+        """End the hosts."""
+        self._closing.set()
+        self._waker.send(None)
+        if self._thread is not None:
+            self._thread.join()
+        self._drop(list(self._hosted))
+        self._folder.cleanup()
+
+    def _launch(self, hosted: _Hosted) -> None:
+        ours, theirs = self._context.Pipe()
+        arguments = (hosted.spec, hosted.path, hosted.gpu, theirs, self._profiled)
+        hosted.process = self._context.Process(target=serve, args=arguments, daemon=False)
+        hosted.process.start()
+        theirs.close()
+        hosted.lifeline, hosted.ready = ours, False
+
+    def _first_word(self, hosted: _Hosted) -> Description | str:
+        """What a host says when it has loaded its backend, or why it says nothing."""
+        try:
+            if not hosted.lifeline.poll(STARTING_SECONDS):
+                return f"backend {hosted.spec!r}: not loaded within {STARTING_SECONDS:.0f} seconds"
+            said: Description | str = hosted.lifeline.recv()
+        except (EOFError, OSError):
+            hosted.process.join(10)
+            return f"backend {hosted.spec!r}: its process {how_it_ended(hosted.process.exitcode)} while it was loaded"
+        hosted.ready = True
+        return said
+
+    def _drop(self, hosted: list[_Hosted]) -> None:
+        for one in hosted:
+            one.lifeline.close()
+            one.process.kill()
+        for one in hosted:
+            one.process.join()
+            self._hosted.remove(one)
+
+    def _watch(self) -> None:
+        """In a thread: notice dead hosts, say how they ended, start others."""
+        while not self._closing.is_set():
+            sentinels: dict[Any, _Hosted] = {}
+            for hosted in self._hosted:
+                sentinels[hosted.process.sentinel] = hosted
+                if not hosted.ready:
+                    sentinels[hosted.lifeline] = hosted
+            for ready in wait([*sentinels, self._wakes]):
+                if ready is self._wakes:
+                    continue
+                hosted = sentinels[ready]
+                if isinstance(ready, Connection):
+                    self._loaded_again(hosted)
+                elif hosted.process.exitcode is not None:
+                    self._replace(hosted)
+
+    def _loaded_again(self, hosted: _Hosted) -> None:
+        try:
+            said = hosted.lifeline.recv()
+        except (EOFError, OSError):
+            return  # it died: its sentinel says so
+        if isinstance(said, Description):
+            hosted.ready, hosted.ended = True, 0
+
+    def _replace(self, hosted: _Hosted) -> None:
+        process = hosted.process
+        leave_word(hosted.path, process.pid, how_it_ended(process.exitcode))
+        hosted.ended += 0 if hosted.ready else 1
+        hosted.lifeline.close()
+        process.join()
+        if hosted.ended >= FAILED_STARTS:
+            said = (
+                f"it {how_it_ended(process.exitcode)} each of {FAILED_STARTS} times that it was started again"
+            )
+            Path(f"{hosted.path}.failed").write_text(said, "utf-8")
+            self._hosted.remove(hosted)
+            return
+        self._launch(hosted)
+
+
+def how_it_ended(exitcode: int | None) -> str:
+    """In words."""
+    if exitcode is not None and exitcode < 0:
+        return f"was ended by {signal.Signals(-exitcode).name}"
+    return f"ended with exit code {exitcode}"
+
+
+def leave_word(path: str, pid: int, said: str) -> None:
+    """Whoever asked a host that died finds here how it ended."""
+    beside = Path(f"{path}.{pid}.tmp")
+    beside.write_text(said, "utf-8")
+    os.replace(beside, f"{path}.{pid}.ended")
+
+
+def word_left(path: str, pid: int, seconds: float = 10.0) -> str:
+    """How a host ended; waits until the supervisor has noticed."""
+    place = Path(f"{path}.{pid}.ended")
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if place.is_file():
+            return place.read_text("utf-8")
+        time.sleep(0.02)
+    return "ended"

@@ -1,0 +1,101 @@
+"""From the names that a run was given to backends that can be asked: here, or each in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from conformance.backend import (
+    EVERY_CUDA,
+    Backend,
+    cuda_backends,
+    device_of,
+    load_backend,
+)
+from conformance.errors import EnvironmentMissing, RunError
+from conformance.isolation.remote import RemoteBackend
+from conformance.isolation.supervisor import Place, Supervisor
+
+
+@dataclass
+class Roster:
+    """backends, specs (as they were asked for) by name. absent: name -> why it is not there. places: spec -> Place of
+    those that have a process of their own."""
+
+    backends: dict[str, Backend] = field(default_factory=dict)
+    specs: dict[str, str] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    places: dict[str, Place] = field(default_factory=dict)
+    supervisor: Supervisor | None = None
+
+    @classmethod
+    def of(cls, asked: Sequence[str], isolate: bool, limit: float, profiled: bool) -> Roster:
+        """Load the backends. Those on a GPU, and with `isolate` all, are started in processes of their own.
+
+        Raises RunError and EnvironmentMissing as load_backend does; of `cuda` those that are not present are left out,
+        and it is an error only if none is.
+        """
+        made = cls()
+        optional = {name for name in cuda_backends() if EVERY_CUDA in asked}
+        specs = dict.fromkeys(n for s in asked for n in (cuda_backends() if s == EVERY_CUDA else [s]))
+        here = {} if isolate else {s: load_backend(s) for s in specs if s not in cuda_backends()}
+        elsewhere = [s for s in specs if s not in here or device_of(here[s]).startswith("cuda")]
+        if elsewhere:
+            made.supervisor = Supervisor(profiled)
+            found = made.supervisor.start(elsewhere, _gpus())
+            for spec, place in found.items():
+                if isinstance(place, Place):
+                    made.places[spec] = place
+                elif spec in optional:
+                    made.absent[spec] = str(place)
+                else:
+                    made.close()
+                    raise place
+        for spec in specs:
+            if spec in made.places:
+                made._add(spec, RemoteBackend(made.places[spec], 0, limit))
+            elif spec in here:
+                made._add(spec, here[spec])
+        if not made.backends:
+            made.close()
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in made.absent.items())
+            raise EnvironmentMissing(f"none of the CUDA backends is there: {reasons}")
+        return made
+
+    def to_json(self) -> str:
+        """What a worker needs to ask the same backends."""
+        places = {spec: place.to_json() for spec, place in self.places.items()}
+        return json.dumps({"specs": self.specs, "absent": self.absent, "places": places})
+
+    @classmethod
+    def in_worker(cls, text: str, worker: int, limit: float) -> Roster:
+        """The same backends, asked from another process."""
+        record = json.loads(text)
+        made = cls(absent=record["absent"])
+        made.places = {spec: Place.from_json(place) for spec, place in record["places"].items()}
+        for spec in record["specs"].values():
+            place = made.places.get(spec)
+            made._add(spec, RemoteBackend(place, worker, limit) if place else load_backend(spec))
+        return made
+
+    def close(self) -> None:
+        if self.supervisor is not None:
+            self.supervisor.close()
+
+    def _add(self, spec: str, backend: Any) -> None:
+        if backend.name in self.backends:
+            raise RunError(f"two backends are named {backend.name!r}; give each a name of its own")
+        self.backends[backend.name] = backend
+        self.specs[backend.name] = spec
+
+
+def _gpus() -> int:
+    """How many CUDA devices torch sees; none without torch."""
+    if importlib.util.find_spec("torch") is None:
+        return 0
+    import torch
+
+    return int(torch.cuda.device_count())

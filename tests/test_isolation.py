@@ -1,0 +1,63 @@
+"""What a backend breaks in its own process costs the case that broke it, and no other."""
+
+import pytest
+from conftest import ROOT
+
+BREAKING = ROOT / "tests" / "backends" / "breaking.py"
+CASES = "linear/w{3,4}-g128-sym/a16/bf16/m1-n64-k128/{integers,random}-0"
+
+
+def judged(quantcts, names, *options, env=None):
+    backends = [word for name in names for word in ("--backend", f"{BREAKING}:{name}")]
+    arguments = (*backends, "--isolate", "--limit", "3", "--cases", CASES)
+    return quantcts("run", *arguments, *options, env=env)
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "2")])
+def test_the_case_that_breaks_its_process_crashes_and_the_others_are_judged(quantcts, options):
+    said = {
+        "segfault": "its process was ended by SIGSEGV",
+        "exits": "its process ended with exit code 7",
+        "hangs": "no answer within 3 seconds",
+        "out_of_memory": "MemoryError: cannot allocate 80 GiB",
+    }
+    run = judged(quantcts, said, *options)
+    assert run.code == 1
+    assert not run.problems
+    records = run.report["cases"]
+    assert len(records) == 4 * len(said)
+    for record in records:
+        crashes = "/w3-" in record["case"]
+        assert record["outcome"] == ("crashes" if crashes else "conforms"), record
+        assert not crashes or said[record["backend"]] in record["detail"]
+
+
+def test_without_a_replacement_every_further_case_crashes_with_the_reason(quantcts, tmp_path):
+    run = judged(quantcts, ["no_process"], env={"QUANTCTS_TEST_MARK": str(tmp_path / "mark")})
+    assert run.code == 1
+    details = [record["detail"] for record in run.report["cases"]]
+    assert any("its process ended with exit code 7" in detail for detail in details)
+    assert any("ended with exit code 9 each of 3 times" in detail for detail in details)
+
+
+def test_a_backend_that_cannot_be_loaded_ends_the_run_with_one_sentence(quantcts):
+    run = judged(quantcts, ["dies_on_loading"])
+    assert run.code == 4
+    assert "its process ended with exit code 5 while it was loaded" in run.output
+
+
+def test_what_a_backend_compiles_is_compiled_before_anything_is_judged(quantcts):
+    run = judged(quantcts, ["prepares"])
+    assert run.code == 0
+    assert "compiled prepares: 4 kernels" in run.output
+
+
+def test_without_the_preparation_the_same_backend_fails(quantcts):
+    run = judged(quantcts, ["prepares"], "-k", "w4")
+    assert set(run.outcomes.values()) == {"dishonest"}
+
+
+@pytest.mark.parametrize("options", [("--isolate",), ()])
+def test_no_backend_sees_that_it_is_tested(quantcts, options):
+    run = quantcts("run", "--backend", f"{BREAKING}:looks_for_pytest", "--cases", CASES, *options)
+    assert run.code == 0
