@@ -22,7 +22,7 @@ def install(session: nox.Session, *what: str) -> None:
         session.install(*what)
 
 
-def judge(session: nox.Session, name: str, backends: tuple[str, ...]) -> None:
+def judge(session: nox.Session, name: str, backends: tuple[str, ...], workers: str = WORKERS) -> None:
     """`quantcts run` with the session's defaults for whatever the caller does not give."""
     given = session.posargs
 
@@ -34,7 +34,7 @@ def judge(session: nox.Session, name: str, backends: tuple[str, ...]) -> None:
     session.run(
         *(("quantcts",) if installed else ("python", "-m", "quantcts")), "run",
         *(backend if default("--backend") else []),
-        *default("-n", WORKERS),
+        *default("-n", workers),
         *default("--waivers", "waivers.toml"),
         *default("--report", f"reports/{name}.json"),
         *default("--junitxml", f"reports/{name}.xml"),
@@ -51,12 +51,14 @@ def conformance(session: nox.Session) -> None:
 
 @nox.session(name="conformance-cuda")
 def conformance_cuda(session: nox.Session) -> None:
-    """Judge the CUDA backends. With --no-venv nothing is installed: the container's torch stays."""
+    """Judge the CUDA backends: all that are present, or those named. With --no-venv nothing is installed: the
+    container's torch stays."""
     missing = cuda_missing()
     if missing:
         session.error(f"{missing}; for the CPU run: nox -s conformance")
-    install(session, ".[torch]", "pytest-xdist")
-    judge(session, "conformance-cuda", ("compressed_tensors_cuda",))
+    install(session, ".[torch,cuda]", "pytest-xdist")
+    # One process a backend and GPU computes; the judges are many, so that none of them waits for the oracle.
+    judge(session, "conformance-cuda", ("cuda",), workers=str(max(os.cpu_count() or 1, 2)))
 
 
 def cuda_missing() -> str | None:

@@ -1,4 +1,4 @@
-"""Start-up: check that `reference` and `conformance` are ours, then hand over to them.
+"""Start-up: check that `reference`, `conformance` and `cuda_kernels` are ours, then hand over to them.
 
 The packages carry plain names, so a stranger's file of the same name on the path could stand before them.
 This module imports nothing of the project before it has looked.
@@ -17,7 +17,7 @@ _SUITES = "conformance.suites"
 
 def shadowed() -> str | None:
     """One line about a package of ours that another one hides, or None."""
-    for name in ("reference", "conformance"):
+    for name in ("reference", "conformance", "cuda_kernels"):
         spec = importlib.util.find_spec(name)
         found = Path(spec.origin).resolve() if spec and spec.origin else None
         if found != HOME / name / "__init__.py":

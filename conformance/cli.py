@@ -1,4 +1,4 @@
-"""The command `quantcts`: run, list, checkpoint. Exit codes: see exitcodes."""
+"""The command `quantcts`: run, list, checkpoint, doctor. Exit codes: see exitcodes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ app = typer.Typer(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )
 def run(context: typer.Context) -> None:
-    """Judge backends: [--backend NAME]... [--quick | --full] [--cases QUERY]... [--waivers FILE]
-    [--report FILE].
+    """Judge backends: [--backend NAME]... [--quick | --full] [--cases QUERY]... [--shard I/N] [--waivers FILE]
+    [--report FILE] [--isolate] [--limit SECONDS] [--no-kernels]. The backend `cuda` stands for all on a GPU.
 
     What else is given goes to pytest (-k, -n 2, -x, --junitxml FILE, ...).
     """
@@ -91,6 +91,15 @@ def checkpoint(
     from conformance.checkpoint.check import check_checkpoint
 
     raise SystemExit(check_checkpoint(directory, layers, backend, report, sys.argv, sys.stdout))
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine can judge: versions, GPUs, compilers, and which backends are there."""
+    from conformance.doctor import examine
+
+    if not examine(sys.stdout):
+        raise SystemExit(ExitCode.ENVIRONMENT)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -45,7 +45,7 @@ class Roster:
         elsewhere = [s for s in specs if s not in here or device_of(here[s]).startswith("cuda")]
         if elsewhere:
             made.supervisor = Supervisor(profiled)
-            found = made.supervisor.start(elsewhere, _gpus())
+            found = made.supervisor.start(elsewhere, gpu_count())
             for spec, place in found.items():
                 if isinstance(place, Place):
                     made.places[spec] = place
@@ -92,7 +92,7 @@ class Roster:
         self.specs[backend.name] = spec
 
 
-def _gpus() -> int:
+def gpu_count() -> int:
     """How many CUDA devices torch sees; none without torch."""
     if importlib.util.find_spec("torch") is None:
         return 0

@@ -1,7 +1,18 @@
 """What a backend breaks in its own process costs the case that broke it, and no other."""
 
+import re
+
+import numpy as np
 import pytest
 from conftest import ROOT
+
+from conformance.backend import Support
+from conformance.cases import all_cases
+from conformance.errors import RunError
+from conformance.goals import ArrayGoal
+from conformance.query import part
+from conformance.subject import Answer
+from conformance.verdict import Outcome, decide
 
 BREAKING = ROOT / "tests" / "backends" / "breaking.py"
 CASES = "linear/w{3,4}-g128-sym/a16/bf16/m1-n64-k128/{integers,random}-0"
@@ -61,3 +72,46 @@ def test_without_the_preparation_the_same_backend_fails(quantcts):
 def test_no_backend_sees_that_it_is_tested(quantcts, options):
     run = quantcts("run", "--backend", f"{BREAKING}:looks_for_pytest", "--cases", CASES, *options)
     assert run.code == 0
+
+
+def test_the_fallback_of_a_backend_is_no_kernel_of_its_own():
+    """A layer that the library hands to plain torch, planted: its answer is right, its claim is not."""
+    case = next(c for c in all_cases().values() if c.operation == "dequantize" and c.quick)
+    right = np.ones((2, 2))
+
+    def verdict(kernels, shape=(2, 2)):
+        answer = Answer((np.ones(shape),), kernels=kernels)
+        goal = ArrayGoal(case, right[: shape[0]], lambda m: right, ())
+        return decide(case, "planted", Support.yes(), answer, lambda: goal, "marlin|Marlin").outcome
+
+    assert verdict(("void cutlass::gemm", "vectorized_elementwise")) is Outcome.DISHONEST
+    assert verdict(()) is Outcome.DISHONEST
+    assert verdict(("cutlass::gemm", "marlin::Marlin<128>")) is Outcome.CONFORMS
+    assert verdict(None) is Outcome.CONFORMS  # nobody looked
+    assert verdict((), shape=(0, 2)) is Outcome.CONFORMS  # nothing to launch
+
+
+def test_shards_are_equal_parts_and_make_the_whole():
+    ids = list(all_cases())
+    parts = [part(ids, f"{i}/4") for i in (1, 2, 3, 4)]
+    assert sorted(i for p in parts for i in p) == sorted(ids)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize("shard", ["0/4", "5/4", "1", "1/0", "-1/2", "a/b"])
+def test_a_shard_that_is_none_is_refused(shard):
+    with pytest.raises(RunError, match="give I/N"):
+        part(["a"], shard)
+
+
+def test_cuda_without_a_gpu_ends_with_the_reasons(quantcts):
+    run = quantcts("run", "--backend", "cuda", "--quick", env={"CUDA_VISIBLE_DEVICES": ""})
+    assert run.code == 4
+    assert "torch finds no CUDA device" in run.output
+
+
+def test_the_doctor_says_what_is_there_and_why_the_rest_is_not(quantcts):
+    run = quantcts("doctor", env={"CUDA_VISIBLE_DEVICES": ""})
+    assert run.code == 0
+    assert re.search(r"numpy +ready +cpu", run.output)
+    assert re.search(r"compressed_tensors_cuda +absent +torch finds no CUDA", run.output)

@@ -28,6 +28,7 @@ _VALIDATES = ("scale-shape", "group-remainder")
 
 
 class CompressedTensorsBackend:
+    libraries = ("compressed-tensors", "torch")
     contract = Contract(weights="rounded", quantizer="compressed-tensors", ties="any", intermediates="16-bit")
     # The library has no router: this is torch's own.
     route = staticmethod(torch_routing.route)

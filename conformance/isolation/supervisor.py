@@ -69,15 +69,16 @@ class Supervisor:
         self._wakes, self._waker = multiprocessing.Pipe(duplex=False)
         self._thread: threading.Thread | None = None
 
-    def start(self, specs: list[str], gpus: int) -> dict[str, Place | EnvironmentMissing]:
-        """Start a host for each spec and GPU (0: one each, for backends on the CPU), all at once.
+    def start(self, specs: list[str], gpus: int, every: bool = True) -> dict[str, Place | EnvironmentMissing]:
+        """Start a host for each spec and GPU (0: one each, for backends on the CPU), all at once. every: on each of
+        the GPUs, else on the first alone.
 
         What cannot be loaded is an EnvironmentMissing with the reason, in place of the Place.
         """
         modules = ["conformance.isolation.host", "conformance.data", *(["torch"] if gpus else [])]
         self._context.set_forkserver_preload(modules)
         for number, spec in enumerate(specs):
-            for gpu in range(gpus) if gpus else [None]:
+            for gpu in range(gpus if every else 1) if gpus else [None]:
                 path = str(Path(self._folder.name) / f"{number}-{gpu or 0}")
                 hosted = _Hosted(spec, path, gpu)
                 self._launch(hosted)

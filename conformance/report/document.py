@@ -60,7 +60,7 @@ def environment(backends: Iterable[Backend], absent: Mapping[str, str] | None = 
             for backend in backends
         ],
         "absent": dict(absent or {}),
-        "gpus": _gpus() if any(device_of(b).startswith("cuda") for b in backends) else [],
+        "gpus": gpus() if any(device_of(b).startswith("cuda") for b in backends) else [],
     }
 
 
@@ -71,7 +71,7 @@ def _libraries(backend: Backend) -> dict[str, str]:
     return {name: _version(name) or "unknown" for name in libraries_of(backend)}
 
 
-def _gpus() -> list[str]:
+def gpus() -> list[str]:
     """Name, architecture and driver of each GPU, as the driver's own tool says."""
     command = ["nvidia-smi", "--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader"]
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
@@ -35,6 +35,7 @@ _ORDER = (
 )  # fmt: skip
 _SHOWN_FINDINGS = 10
 _SHOWN_CASES = 2
+_SHOWN_KERNELS = 5
 # Residuals beyond this many standard errors are worth a look.
 _NOTABLE = 7.0
 _SHOWN_PROBLEMS = 20
@@ -47,7 +48,9 @@ def print_report(report: Report, file: IO[str]) -> None:
     verdicts = sorted(report.ledger.verdicts.values(), key=_enumerated)
     judged_cells = report.selection["set"] != "checkpoint"  # layers of a checkpoint have a table of their own
     for backend in sorted({v.backend for v in verdicts if judged_cells}):
-        _print_matrices(console, backend, [v for v in verdicts if v.backend == backend])
+        own = [v for v in verdicts if v.backend == backend]
+        _print_matrices(console, backend, own)
+        _print_kernels(console, backend, own)
     _print_failures(console, report, [v for v in verdicts if v.fails])
     _print_notes(console, verdicts)
     _print_account(console, report)
@@ -86,6 +89,18 @@ def _print_matrices(console: Console, backend: str, verdicts: list[Verdict]) -> 
             table.add_row(row, *(_cell(cells.get((row, column), [])) for column in columns))
         console.print(f"\n[bold]{escape(backend)}: {escape(title)}[/]")
         console.print(table, end="")
+
+
+def _print_kernels(console: Console, backend: str, verdicts: list[Verdict]) -> None:
+    """Which GPU kernels ran, where they were recorded."""
+    counts = kernel_counts(verdicts)
+    if not counts:
+        return
+    console.print(f"\n[bold]{escape(backend)}: {len(counts)} GPU kernels ran[/]")
+    for name, count in list(counts.items())[:_SHOWN_KERNELS]:
+        console.print(f"  {count} cases: {escape(name)}", soft_wrap=True)
+    if len(counts) > _SHOWN_KERNELS:
+        console.print(f"  and {len(counts) - _SHOWN_KERNELS} more, by case, in report.json (--report FILE)")
 
 
 def _place(verdict: Verdict) -> tuple[str, str, str]:
@@ -203,6 +218,7 @@ def _print_account(console: Console, report: Report) -> None:
     spent = [sum(getattr(v, f"{who}_seconds") for v in verdicts) for who in ("backend", "oracle")]
     if verdicts:
         console.print("time: backend {:.1f} s, oracle {:.1f} s, over all workers".format(*spent))
+        _print_busiest(console, report)
     if report.elements:
         bound = false_alarm_bound(report.elements)
         console.print(
@@ -222,6 +238,8 @@ def _print_account(console: Console, report: Report) -> None:
                 f"contract of {backend['name']} on {backend['device']}: {promises}; accepts {width:.2g} ulp"
             )
         )
+    for name, reason in report.environment.get("absent", {}).items():
+        console.print(f"absent: {escape(name)}: {escape(reason)}", soft_wrap=True)
     for problem in ledger.problems[:_SHOWN_PROBLEMS]:
         console.print(f"[bold red]problem[/] {escape(problem)}", soft_wrap=True)
     hidden = len(ledger.problems) - _SHOWN_PROBLEMS
@@ -231,3 +249,22 @@ def _print_account(console: Console, report: Report) -> None:
         console.print(f"report: {escape(str(report.path))}", soft_wrap=True)
     style = "bold green" if report.exit_code == 0 else "bold red"
     console.print(f"[{style}]{escape(ledger.explain())}[/]  exit code {int(report.exit_code)}")
+
+
+def _print_busiest(console: Console, report: Report) -> None:
+    """How much of the run's time the backend that computed longest was computing; the rest is waiting for the judge."""
+    busy: dict[str, float] = defaultdict(float)
+    for verdict in report.ledger.verdicts.values():
+        busy[verdict.backend] += verdict.backend_seconds
+    if len(busy) > 1 and report.wall > 0:
+        name = max(busy, key=lambda backend: busy[backend])
+        share = 100 * busy[name] / report.wall
+        console.print(
+            f"judged in {report.wall:.1f} s; {name} computed for {busy[name]:.1f} s of them ({share:.0f} %)"
+        )
+
+
+def kernel_counts(verdicts: Sequence[Verdict]) -> dict[str, int]:
+    """Kernel -> in how many cases it ran, most frequent first."""
+    found: Counter[str] = Counter(name for v in verdicts for name in v.kernels or ())
+    return dict(found.most_common())
