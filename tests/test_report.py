@@ -32,7 +32,7 @@ def test_it_obeys_its_schema_and_accounts_for_every_case(report):
 
 
 def test_it_names_versions_contract_and_selection(report):
-    assert report.report["selection"] == {"set": "quick", "queries": [QUERY], "keyword": ""}
+    assert report.report["selection"] == {"set": "quick", "shard": "1/1", "queries": [QUERY], "keyword": ""}
     backend = report.report["environment"]["backends"][0]
     assert backend["name"] == "numpy"
     assert backend["contract"]["weights"] == "rounded"
