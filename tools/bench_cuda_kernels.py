@@ -3,8 +3,8 @@
 A 4-bit layer of 8192 x 8192, groups of 128, M = 1 to 16. Bytes that must move: the packed weights, scales, zero points,
 x and y, each once. The limit is what a copy inside the device's memory reaches in the same run, counting bytes read
 and bytes written. Each layer is one of several whose weights together are larger than the cache; a CUDA graph of
-one call to each is replayed, so that launches cost nothing and every weight comes from memory. What is timed is compared
-first with float64 on sampled outputs.
+one call to each is replayed, so that launches cost nothing and every weight comes from memory. What is timed is first
+compared with float64 on sampled outputs.
 """
 
 from __future__ import annotations

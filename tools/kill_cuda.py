@@ -1,0 +1,185 @@
+"""Who judges the judge on a GPU: our own kernels, each with one fault compiled in, go through the suites.
+
+For every compile-time mutant the quick cases of what its source computes are asked, a tier at a time, until one refuses
+it: `exact` (no tolerance), `bounded` (random data within the bound), `conduct` (repeated calls, bands around allocations).
+Each mutant has a process of its own, several at a time. Exit code 1 if one survives all tiers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from conformance.backend import load_backend
+from conformance.cases import Case, all_cases
+from conformance.diagnosis import Diagnosis
+from conformance.goals import dense, moe, routing, sharding
+from conformance.goals.expected import ExpectedGoal
+from conformance.judge import Judge
+from conformance.report.document import environment
+from conformance.subject import Subject
+from conformance.suites import (
+    test_activation_quantization,
+    test_conduct,
+    test_dequantize,
+    test_linear,
+    test_moe,
+    test_packing,
+    test_routing,
+    test_sharding,
+    test_swiglu,
+)
+from conformance.verdict import Verdict
+
+SUITES = {
+    "packing": test_packing.test_packing,
+    "dequantize": test_dequantize.test_dequantize,
+    "activation_quantization": test_activation_quantization.test_activation_quantization,
+    "linear": test_linear.test_linear,
+    "routing": test_routing.test_routing,
+    "moe_align": test_routing.test_moe_align,
+    "swiglu": test_swiglu.test_swiglu,
+    "moe": test_moe.test_moe,
+    "sharding": test_sharding.test_sharding,
+    "conduct": test_conduct.test_conduct,
+}
+# Source -> the operations that are made of it
+COMPUTES = {
+    "packing": ("packing", "sharding"),
+    "dequantize": ("dequantize",),
+    "activations": ("activation_quantization", "linear", "moe"),
+    "activations_block": ("activation_quantization", "linear", "moe"),
+    "linear": ("linear", "moe", "conduct"),
+    "linear_tiled": ("linear", "moe", "conduct"),
+    "linear_mma": ("linear", "conduct"),
+    "linear_gemv": ("linear", "conduct"),
+    "align": ("moe_align", "moe"),
+    "swiglu": ("swiglu", "moe"),
+    "routing": ("routing",),
+    "routing_warp": ("routing",),
+    "experts": ("moe", "conduct"),
+    "sharding": ("sharding",),
+}
+TIERS = ("exact", "bounded", "conduct")
+_BOUNDED = ("random", "trained", "zero-scale", "one-expert", "absent", "unrouted", "shared", "on-input")
+SECONDS = 90.0  # for a tier of a mutant
+
+
+class Refused(Exception):
+    """The suite has its verdict."""
+
+
+def tier_of(case: Case) -> str:
+    if case.operation == "conduct":
+        return "conduct"
+    judged_by_bound = case.operation in ("linear", "moe", "swiglu", "routing")
+    return "bounded" if judged_by_bound and case.recipe in (*_BOUNDED, "limits", "wide") else "exact"
+
+
+def judged(backend: Any, case: Case) -> Verdict | None:
+    """The verdict of the case's suite; without a diagnosis, which nobody reads here."""
+
+    def end(verdict: Verdict) -> None:
+        raise Refused
+
+    subject = Subject(backend, case)
+    judge = Judge(subject, end)
+    with contextlib.suppress(Refused):
+        SUITES[case.operation](case, subject, judge)
+    return judge.verdict
+
+
+def killers(name: str, source: str) -> dict[str, Any]:
+    """For each tier the first case that refuses the mutant, and how many were asked; or what ended it."""
+    _without_diagnosis()
+    backend = load_backend(f"conformance.backends.cuda_mutants:gpu.{name}")
+    found: dict[str, Any] = {"mutant": name, "tiers": {}}
+    for tier in TIERS:
+        start = time.monotonic()
+        for asked, case in enumerate(_cases(source, tier), 1):
+            verdict = judged(backend, case)
+            if verdict is not None and verdict.fails:
+                said = f"{verdict.outcome}: {verdict.detail[:200]}"
+                found["tiers"][tier] = {"case": case.id, "asked": asked, "said": said}
+                break
+            if time.monotonic() - start > SECONDS:
+                break
+        if verdict_is_crash(found["tiers"].get(tier)):
+            break  # the device answers nothing any more
+    return found
+
+
+def verdict_is_crash(record: dict[str, Any] | None) -> bool:
+    return record is not None and record["said"].startswith("crashes")
+
+
+def _cases(source: str, tier: str) -> Iterator[Case]:
+    operations = COMPUTES[source.removesuffix(".cu")]
+    chosen = [c for c in all_cases().values() if c.quick and c.operation in operations and tier_of(c) == tier]
+    # From all over the matrix, so that the first hundred meet every width and shape.
+    step = 37 if len(chosen) % 37 else 41
+    return (chosen[i * step % len(chosen)] for i in range(len(chosen)))
+
+
+def _without_diagnosis() -> None:
+    goals = (
+        dense.ArrayGoal, dense.LinearGoal, dense.QuantizationGoal, moe.MoeGoal, moe.SwigluGoal,
+        routing.RoutingGoal, sharding.ShardGoal, ExpectedGoal,
+    )  # fmt: skip
+    for goal in goals:
+        goal.diagnose = lambda *_: Diagnosis("refused")  # type: ignore[method-assign]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--report", type=Path, help="write the matrix there (JSON)")
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    parser.add_argument("mutants", nargs="*", help="names (default: all)")
+    arguments = parser.parse_args()
+    from cuda_kernels.mutants import MUTANTS
+
+    names = arguments.mutants or list(MUTANTS)
+    context = multiprocessing.get_context("spawn")
+    matrix = []
+    with ProcessPoolExecutor(arguments.workers, context, max_tasks_per_child=1) as pool:
+        running = {pool.submit(killers, name, MUTANTS[name].source): name for name in names}
+        for done in as_completed(running):
+            name = running[done]
+            try:
+                found = done.result()
+            except Exception as error:
+                found = {"mutant": name, "tiers": {}, "error": f"{type(error).__name__}: {error}"}
+            found |= {"computes": MUTANTS[name].computes, "source": MUTANTS[name].source}
+            matrix.append(found)
+            first = next(iter(found["tiers"]), found.get("error", "SURVIVES"))
+            print(f"{name}: {first} {found['tiers'].get(first, {}).get('case', '')}", flush=True)
+    matrix.sort(key=lambda record: names.index(record["mutant"]))
+    survivors = [record["mutant"] for record in matrix if not record["tiers"]]
+    by_tier = {tier: sum(tier in record["tiers"] for record in matrix) for tier in TIERS}
+    print(
+        f"killed {len(matrix) - len(survivors)} of {len(matrix)}; by tier: {by_tier}; survivors: {survivors}"
+    )
+    if arguments.report:
+        backend = load_backend("cuda_kernels")
+        document = {
+            "environment": environment([backend]),
+            "killed": len(matrix) - len(survivors),
+            "by_tier": by_tier,
+        }
+        arguments.report.write_text(json.dumps({**document, "mutants": matrix}, indent=1) + "\n", "utf-8")
+    sys.exit(1 if survivors else 0)
+
+
+if __name__ == "__main__":
+    main()
