@@ -21,7 +21,7 @@ from conformance.exitcodes import ExitCode
 from conformance.isolation.remote import RemoteBackend, RemoteSubject
 from conformance.judge import Judge
 from conformance.ledger import Ledger
-from conformance.query import part, select
+from conformance.query import offered, part, select
 from conformance.report.document import Report, environment
 from conformance.report.progress import Progress, compile_first
 from conformance.report.terminal import print_report
@@ -75,7 +75,7 @@ class Plugin:
     def __init__(self, config: pytest.Config) -> None:
         if config.option.quick and config.option.full:
             raise RunError("--quick and --full exclude each other")
-        cases = {i: c for i, c in all_cases().items() if c.quick or not config.option.quick}
+        cases = offered(all_cases(), config.option.quick, config.option.cases or [])
         chosen = part(select(cases, config.option.cases or []), config.option.shard)
         self.cases: dict[str, list[Case]] = {}
         for case_id in chosen:

@@ -12,9 +12,10 @@ A query that matches nothing is an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import translate
 
+from conformance.cases import Case
 from conformance.errors import RunError
 
 
@@ -55,6 +56,16 @@ def select(ids: Iterable[str], queries: Sequence[str]) -> list[str]:
             raise RunError(f"query {query!r} matches no case; `quantcts list` prints the ids")
         chosen = chosen - hits if query.startswith("!") else chosen | hits
     return [i for i in everything if i in chosen]
+
+
+def offered(cases: Mapping[str, Case], quick: bool, queries: Sequence[str]) -> dict[str, Case]:
+    """What queries choose from: all cases or the quick ones; those on request where the recipe's name is in a query."""
+    named = [query for query in queries if not query.startswith("!")]
+    return {
+        case_id: case
+        for case_id, case in cases.items()
+        if (any(case.recipe in query for query in named) if case.on_request else case.quick or not quick)
+    }
 
 
 def part(chosen: list[str], shard: str | None) -> list[str]:

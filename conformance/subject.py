@@ -15,12 +15,14 @@ import numpy.typing as npt
 from conformance.arrays import ANY, WrongAnswer, from_backend, poison, to_backend
 from conformance.backend import Backend, Checkpoint, MoeCheckpoint, Support, contract_of
 from conformance.cases import Case
+from conformance.conduct import needs
+from conformance.conduct.observed import Observed, Question
 from conformance.ranks import answer_of, unavailable
 from reference.rounding import E4M3, float_format
 from reference.sharding import Ranks
 
 Array = npt.NDArray[Any]
-_Layer = TypeVar("_Layer", Checkpoint, MoeCheckpoint)
+_Layer = TypeVar("_Layer", bound=Checkpoint | MoeCheckpoint)
 Wanted = tuple[tuple[int, ...], np.dtype[Any]]
 
 # What a backend needs to have for the cases of an operation
@@ -36,6 +38,7 @@ OPERATIONS = {
     "moe": ("load_moe",),
     "sharding": ("shard_moe",),
     "moe_parallel": ("load_moe",),
+    "conduct": (),  # what the layer needs
 }
 # How a library says no. Anything else is a fault in the middle of the work.
 _REFUSALS = (NotImplementedError, ValueError, TypeError, AssertionError, RuntimeError)
@@ -44,7 +47,7 @@ _REFUSALS = (NotImplementedError, ValueError, TypeError, AssertionError, Runtime
 @dataclass(frozen=True)
 class Answer:
     """What came back: arrays, a refusal, a wrong kind of thing, or a crash; exactly one is set. kernels: the names of
-    the GPU kernels that a second call launched, None where nobody looked."""
+    the GPU kernels that a second call launched, None where nobody looked. observed: what a check of conduct saw."""
 
     arrays: tuple[Array, ...] | None = None
     refusal: str | None = None
@@ -52,6 +55,7 @@ class Answer:
     crash: str | None = None
     seconds: float = 0.0
     kernels: tuple[str, ...] | None = None
+    observed: Observed | None = None
 
 
 class Subject:
@@ -71,7 +75,7 @@ class Subject:
 
     def absent(self) -> str | None:
         """The operation that the case needs and the backend does not have: there is nothing to call."""
-        needed = ("pack",) if self.case.recipe == "code-range" else OPERATIONS[self.case.operation]
+        needed = ("pack",) if self.case.recipe == "code-range" else OPERATIONS[self.case.plain.operation]
         return next((name for name in needed if not callable(getattr(self.backend, name, None))), None)
 
     def support(self) -> Support:
@@ -81,7 +85,10 @@ class Subject:
         return self._support
 
     def own_kernels(self) -> str:
-        """The regular expression of the backend's own kernels for the case's operation; empty: it names none."""
+        """The regular expression of the backend's own kernels for the case's operation; empty: it names none, or which
+        kernels run is not what the case asks."""
+        if self.case.operation == "conduct":
+            return ""
         named = getattr(self.backend, "kernels", "")
         return str(named if isinstance(named, str) else named.get(self.case.operation, ""))
 
@@ -92,13 +99,15 @@ class Subject:
         lacking = self._lacking()
         if lacking is not None:
             return Support.no(lacking)
-        support = self.backend.supports(self.case)
+        support = self.backend.supports(self.case.plain)
         if not isinstance(support, Support):
             raise TypeError(f"supports() returned a {type(support).__name__}, not a Support")
         return support
 
     def _lacking(self) -> str | None:
-        """Why the ranks of a parallel case cannot run here."""
+        """Why the ranks of a parallel case cannot run here, or what a check of conduct needs and does not find."""
+        if self.case.operation == "conduct":
+            return needs.lacking(self.case, self.backend)
         if self.case.operation != "moe_parallel":
             return None
         return unavailable(self.backend, self._ranks())
@@ -216,16 +225,37 @@ class Subject:
             return None
         return answer_of(self.backend, self.spec, self.case, self._ranks())
 
+    def conduct(self, check: Check, questions: Sequence[Question]) -> Answer | None:
+        """A check of how the backend behaves: it loads the layers of the questions and calls them itself.
+
+        arrays: the outputs that it kept, to be held against what is expected of their question. What the backend must
+        not do and did is the answer's `wrong`.
+        """
+        if self._lacking() is not None:
+            return None
+        found: list[Observed | Answer] = []
+
+        def run(backend: Any) -> list[Any]:
+            found.append(check(self, questions))
+            return []
+
+        answer = self._ask(run, [])
+        if answer is None or answer.arrays is None:
+            return answer
+        seen = found[0]
+        if isinstance(seen, Answer):  # of a process of its own
+            return seen
+        if seen.faults:
+            return Answer(wrong="; ".join(seen.faults), seconds=answer.seconds, observed=seen)
+        return replace(answer, arrays=tuple(output.array for output in seen.outputs), observed=seen)
+
     def _hand(self, array: Any) -> Any:
         if array is None:
             return None
         return to_backend(array, self.backend)
 
     def _hand_layer(self, checkpoint: _Layer) -> _Layer:
-        handed: dict[str, Any] = {"tensors": {name: self._hand(t) for name, t in checkpoint.tensors.items()}}
-        if isinstance(checkpoint, MoeCheckpoint):
-            handed["expert_map"] = self._hand(checkpoint.expert_map)
-        return replace(checkpoint, **handed)
+        return handed_layer(checkpoint, self._hand)
 
     def _ask(self, call: Callable[[Any], list[Any]], wanted: Sequence[Wanted]) -> Answer | None:
         start = time.perf_counter()
@@ -245,7 +275,7 @@ class Subject:
         except WrongAnswer as error:
             return Answer(wrong=str(error))
         except (Exception, SystemExit) as error:
-            return _refused_or_crashed(error, claimed)
+            return refused_or_crashed(error, claimed)
         try:
             if len(values) != len(wanted):
                 raise WrongAnswer(f"returned {len(values)} arrays, expected {len(wanted)}")
@@ -266,7 +296,19 @@ def _joined(answer: Answer | None) -> Answer | None:
     return replace(answer, arrays=(np.concatenate(answer.arrays),))
 
 
-def _refused_or_crashed(error: BaseException, claimed: bool) -> Answer:
+# What is done to a backend beside asking it for an answer
+Check = Callable[[Subject, Sequence[Question]], Observed | Answer]
+
+
+def handed_layer(checkpoint: _Layer, hand: Callable[[Any], Any]) -> _Layer:
+    """A layer whose arrays are handed over; hand: what is done to each, None to be left alone."""
+    handed: dict[str, Any] = {"tensors": {name: hand(t) for name, t in checkpoint.tensors.items()}}
+    if isinstance(checkpoint, MoeCheckpoint):
+        handed["expert_map"] = hand(checkpoint.expert_map)
+    return replace(checkpoint, **handed)
+
+
+def refused_or_crashed(error: BaseException, claimed: bool) -> Answer:
     """A declined case may be refused by any exception with a message, a claimed one by those that say no."""
     said_no = isinstance(error, _REFUSALS) or (isinstance(error, Exception) and not claimed and str(error))
     broke = "CUDA error" in str(error) or type(error).__name__ in ("AcceleratorError", "OutOfMemoryError")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from reference.formats import ActivationFormat, WeightFormat
 from reference.routing import Routing
@@ -22,6 +22,24 @@ DEFECTS = {
     "scale-shape": ("C21",),
     "group-remainder": ("C21",),
 }
+
+# How a backend behaves beside what it computes: the check -> the clauses that say so
+CONDUCT = {
+    "repeat": ("C110",),
+    "inputs": ("C111",),
+    "outputs": ("C112",),
+    "strided": ("C113",),
+    "batch": ("C114",),
+    "alternating": ("C115",),
+    "empty": ("C116",),
+    "stream": ("C117",),
+    "graph": ("C118",),
+    "device": ("C119",),
+    "canary": ("C120",),
+    "overflow": ("C121",),
+}
+# What takes a whole GPU is judged only where a query names it.
+ON_REQUEST = ("overflow",)
 
 _LAYER = ("C1", "C2", "C3", "C4", "C5", "C10", "C20", "C21", "C27")
 _CLAUSES = {
@@ -62,6 +80,7 @@ _MOE_RECIPE_CLAUSES = {
 @dataclass(frozen=True)
 class Case:
     """One test. quick: it belongs to the quick set. Fields that an operation has no use for keep their defaults.
+    recipe: of the data; of conduct, the check.
 
     m, n, k: rows, output and input features; of a mixture of experts tokens, intermediate and hidden size.
     experts: the stack of a packed tensor (0: a matrix), or E. dim: the packed dimension. act_order: a g_idx names
@@ -95,6 +114,20 @@ class Case:
         return VARIANTS[self.variant]
 
     @property
+    def plain(self) -> Case:
+        """Of conduct, the layer that is watched, as a case of its own: what a backend is asked to claim. Any other case
+        is that itself."""
+        if self.operation != "conduct":
+            return self
+        recipe = "empty" if self.m == 0 else "random"
+        return replace(self, operation="moe" if self.experts else "linear", recipe=recipe, quick=False)
+
+    @property
+    def on_request(self) -> bool:
+        """Whether the case is judged only where a query names it."""
+        return self.operation == "conduct" and self.recipe in ON_REQUEST
+
+    @property
     def cell(self) -> str:
         """The format part of the id, in which capability and coverage are counted."""
         weight = self.weight.name + ("-gidx" if self.act_order else "")
@@ -109,6 +142,7 @@ class Case:
             "moe": (weight, activation, self.dtype, self.variant),
             "sharding": (weight, self.ranks),
             "moe_parallel": (weight, activation, self.dtype, self.variant, self.ranks),
+            "conduct": (weight, activation, self.dtype, "moe" if self.experts else "linear"),
         }.get(self.operation, (weight, self.dtype))
         return "/".join((self.operation, *parts))
 
@@ -119,18 +153,20 @@ class Case:
         bias = "-bias" if self.bias else ""
         matrix = f"n{self.n}-k{self.k}"
         routed = f"t{self.m}-e{self.experts}-k{self.top_k}"
+        linear = f"m{self.m}-{matrix}{bias}"
         moe = f"{routed}-h{self.k}-i{self.n}{bias}"
         stack = f"e{self.experts}-" if self.experts else ""
         shape = {
             "packing": f"dim{self.dim}/{stack}{matrix}",
             "activation_quantization": f"m{self.m}-k{self.k}",
-            "linear": f"m{self.m}-{matrix}{bias}",
+            "linear": linear,
             "routing": routed,
             "moe_align": routed,
             "swiglu": f"m{self.m}-i{self.n}",
             "moe": moe,
             "sharding": f"e{self.experts}-h{self.k}-i{self.n}{bias}",
             "moe_parallel": moe,
+            "conduct": moe if self.experts else linear,
         }.get(self.operation, matrix)
         return f"{self.cell}/{shape}/{self.recipe}-{self.seed}"
 
@@ -139,6 +175,8 @@ class Case:
         """The clauses of docs/specification.md that the case tests."""
         if self.operation == "validation":
             return DEFECTS[self.recipe]
+        if self.operation == "conduct":
+            return CONDUCT[self.recipe]
         found = list(_CLAUSES[self.operation])
         if self.operation == "activation_quantization":
             return tuple(found + _quantizer_clauses(self.activation, self.recipe))

@@ -25,6 +25,7 @@ from conformance.backend import (
     nondeterminism_of,
 )
 from conformance.cases import Case
+from conformance.cases.conduct import called
 from conformance.errors import RunError
 from conformance.isolation.kernels import launched
 from conformance.subject import OPERATIONS, Answer, Subject, describe
@@ -101,7 +102,7 @@ def serve(spec: str, path: str, gpu: int | None, lifeline: Connection, profiled:
     server.listen(128)
     lifeline.send(Description.of(backend))
     try:
-        _answer_all(_Host(backend, profiled), server, lifeline)
+        _answer_all(_Host(backend, spec, profiled), server, lifeline)
     except Ended:
         sys.stdout.flush()
         os._exit(1)  # a destroyed context can hang in its destructors
@@ -141,8 +142,8 @@ def _answer_all(host: _Host, server: socket.socket, lifeline: Connection) -> Non
 
 
 class _Host:
-    def __init__(self, backend: Backend, profiled: bool) -> None:
-        self.backend = backend
+    def __init__(self, backend: Backend, spec: str, profiled: bool) -> None:
+        self.backend, self.spec = backend, spec
         self._cuda = device_of(backend).startswith("cuda")
         self._profiled = profiled and self._cuda
 
@@ -158,7 +159,7 @@ class _Host:
     def _ask(
         self, case: Case, operation: str | None, arguments: tuple[Any, ...], say: Callable[[Any], None]
     ) -> tuple[Answer | None, bool]:
-        subject = Subject(self.backend, case)
+        subject = Subject(self.backend, case, self.spec)
         try:
             say(subject.support())
         except Exception as error:
@@ -168,9 +169,13 @@ class _Host:
             return None, True
         answer = getattr(subject, operation)(*arguments)
         usable = self._usable()
-        if not usable and answer is not None and answer.crash is None:
+        if answer is None:
+            return None, usable
+        if not usable and answer.crash is None:
             answer = Answer(crash=f"after it had answered, the device failed: {self._failure}")
-        elif usable and self._profiled and answer is not None and answer.arrays is not None:
+        elif answer.observed is not None:
+            usable &= not answer.observed.spent
+        elif usable and self._profiled and answer.arrays is not None:
             again = Subject(self.backend, case)
             answer = replace(answer, kernels=launched(lambda: getattr(again, operation)(*arguments)))
             usable = self._usable()
@@ -180,7 +185,8 @@ class _Host:
         """Compile for the cases that the backend claims; the error that ended it, or nothing."""
         try:
             claimed = [case for case in cases if Subject(self.backend, case).support().claimed]
-            for line in self.backend.prepare(claimed, workers):  # type: ignore[attr-defined]
+            asked = list(dict.fromkeys(plain for case in claimed for plain in called(case)))
+            for line in self.backend.prepare(asked, workers):  # type: ignore[attr-defined]
                 say(str(line))
         except Exception as error:
             return describe(error)

@@ -176,3 +176,4 @@ class RemoteSubject(Subject):
     swiglu = partialmethod(_forward, "swiglu")
     moe = partialmethod(_forward, "moe")
     shard_moe = partialmethod(_forward, "shard_moe")
+    conduct = partialmethod(_forward, "conduct")

@@ -52,6 +52,12 @@ def findings(verdicts: Sequence[Verdict]) -> list[Finding]:
 
 
 def _cause(verdict: Verdict) -> str:
+    operation, *_, data = verdict.case.split("/")
+    check = f"{data.rpartition('-')[0]}: " if operation == "conduct" else ""
+    return check + _words(verdict)
+
+
+def _words(verdict: Verdict) -> str:
     if verdict.diagnosis and verdict.diagnosis["fault"]:
         return str(verdict.diagnosis["fault"])
     if verdict.diagnosis:

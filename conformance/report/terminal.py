@@ -82,7 +82,8 @@ def _print_matrices(console: Console, backend: str, verdicts: list[Verdict]) -> 
     for title, cells in tables.items():
         rows, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        table.add_column("bits" if all(re.fullmatch(r"w\d", row) for row in rows) else "format")
+        of_rows = "check" if title.startswith("conduct") else "format"
+        table.add_column("bits" if all(re.fullmatch(r"w\d", row) for row in rows) else of_rows)
         for column in columns:
             table.add_column(escape(column))
         for row in rows:
@@ -111,6 +112,8 @@ def _place(verdict: Verdict) -> tuple[str, str, str]:
         return operation, bits, rest[0] + (" experts" if rest[1].startswith("e") else "")
     if operation in ("activation_quantization", "routing", "swiglu"):
         return operation, fmt, rest[0]
+    if operation == "conduct":
+        return f"{operation}  {rest[2]}", rest[-1].rpartition("-")[0], f"{fmt} {rest[0]}"
     if operation == "moe_align":
         return operation, fmt, rest[-1].rpartition("-")[0]
     if operation == "validation":
