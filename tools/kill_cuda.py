@@ -1,8 +1,8 @@
 """Who judges the judge on a GPU: our own kernels, each with one fault compiled in, go through the suites.
 
-For every compile-time mutant the quick cases of what its source computes are asked, a tier at a time, until one refuses
-it: `exact` (no tolerance), `bounded` (random data within the bound), `conduct` (repeated calls, bands around allocations).
-Each mutant has a process of its own, several at a time. Exit code 1 if one survives all tiers.
+For every compile-time mutant the quick cases of what its source computes are asked, a tier at a time, until one
+refuses it: `exact` (no tolerance), `bounded` (random data within the bound), `conduct` (repeated calls, bands around
+allocations). Each mutant has a process of its own, several at a time. Exit code 1 if one survives all tiers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What only a GPU can show: broken contexts stay with one case, and it is seen which kernels ran.
 
-Run there: `python -m pytest tests/cuda`. Elsewhere nothing of it is collected as passed: each test says that there is no GPU.
+Run there: `python -m pytest tests/cuda`; elsewhere each test is skipped and says why.
 """
 
 import sys
@@ -16,22 +16,22 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 FALLBACK = ROOT / "tests" / "backends" / "fallback.py"
 # Layers of 96 outputs break, the others do not
-CASES = "linear/w4-{g32,channel}-sym/a16/bf16/m{1,2,7,16}-*/{integers,random}-0"
+CASES = "linear/w4-g32-sym/a16/bf16/m{1,2,7}-*/random-0"
 SAID = {
     "illegal_address": "illegal memory access",
     "misaligned_address": "misaligned address",
     "assert": "assert",
     "trap": "launch failure",
-    "endless": "no answer within 10 seconds",
+    "endless": "no answer within 6 seconds",
 }
 
 
 def test_a_broken_context_costs_the_case_that_broke_it(quantcts):
     backends = [w for c in SAID for w in ("--backend", f"conformance.backends.cuda_mutants:crash.{c}")]
-    run = quantcts("run", *backends, "--cases", CASES, "--limit", "10", "-n", "4")
+    run = quantcts("run", *backends, "--cases", CASES, "--limit", "6", "-n", "4")
     assert run.code == 1
     assert not run.problems
-    crashed = {crash: 0 for crash in SAID}
+    crashed = dict.fromkeys(SAID, 0)
     for record in run.report["cases"]:
         crash = record["backend"].rpartition(".")[2]
         breaks = "-n96-" in record["case"]
