@@ -30,9 +30,13 @@ def to_backend(array: Array, backend: Backend) -> Any:
         return array.copy()
     import torch
 
+    bits = array.view(np.int16) if array.dtype == _BF16 else array
+    tensor = torch.from_numpy(bits.copy())
+    if array.size == 0:  # NumPy's strides of nothing are 0, which no library makes
+        tensor = torch.empty(array.shape, dtype=tensor.dtype)
     if array.dtype == _BF16:
-        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16).to(device_of(backend))
-    return torch.from_numpy(array.copy()).to(device_of(backend))
+        tensor = tensor.view(torch.bfloat16)
+    return tensor.to(device_of(backend))
 
 
 def from_backend(value: Any, backend: Backend, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:

@@ -274,31 +274,40 @@ def _in_16_bits(
     radius: Float64Array,
     flips: list[Flip],
 ) -> dict[str, Hypothesis]:
-    """The sum rounded to 16 bits before the channel scale and the bias, with and without a fused
-    multiplication and addition (C50). What overflows there is not excused."""
+    """The sum rounded to 16 bits before the one scale of a row, with and without a fused multiplication and addition,
+    or after the scales and before the bias (C50). What overflows there is not excused."""
     output = columns.output
-    scale: Float64Array | float = 1.0
-    if columns.weight.format.strategy != "group":
-        scale = _channel_scale(columns)
-        unscaled = np.ones_like(columns.scale)
-        matrix = semantics.matrix(Columns(columns.u, columns.u_z, unscaled, columns.weight, output))
-        total = _product(activations, matrix, columns, semantics)
-        radius = radius / np.where(scale == 0, np.inf, np.abs(scale))
 
     def half(values: Float64Array) -> Float64Array:
         rounded = round_to(values, output)
         return np.where(np.isinf(rounded), values, rounded)
 
-    def fused(values: Float64Array) -> Float64Array:
-        return round_to(half(values) * scale + (0.0 if bias is None else bias), output)
+    found: dict[str, Hypothesis] = {}
+    channel = columns.weight.format.strategy != "group"
+    if channel or columns.weight.scale.shape[1] == 1:
+        scale = _channel_scale(columns)
 
-    def apart(values: Float64Array) -> Float64Array:
-        return round_to(half(half(values) * scale) + bias, output)  # type: ignore[operator]
+        def fused(values: Float64Array) -> Float64Array:
+            return round_to(half(values) * scale + (0.0 if bias is None else bias), output)
 
-    added = _added(flips, matrix)
-    found = {f"{name}, 16-bit epilogue": Hypothesis(total, radius, fused, added)}
-    if bias is not None:
-        found[f"{name}, 16-bit epilogue, bias apart"] = Hypothesis(total, radius, apart, added)
+        def apart(values: Float64Array) -> Float64Array:
+            return round_to(half(half(values) * scale) + bias, output)  # type: ignore[operator]
+
+        unscaled = np.ones_like(columns.scale)
+        codes = semantics.matrix(Columns(columns.u, columns.u_z, unscaled, columns.weight, output))
+        sums = _product(activations, codes, columns, semantics)
+        narrowed = radius / np.where(scale == 0, np.inf, np.abs(scale))
+        added = _added(flips, codes)
+        found[f"{name}, 16-bit epilogue"] = Hypothesis(sums, narrowed, fused, added)
+        if bias is not None:
+            found[f"{name}, 16-bit epilogue, bias apart"] = Hypothesis(sums, narrowed, apart, added)
+    if not channel or bias is not None:  # a channel's without a bias is the plain rounding
+
+        def after(values: Float64Array) -> Float64Array:
+            return round_to(half(values) + (0.0 if bias is None else bias), output)
+
+        scaled = f"{name}, 16-bit epilogue after the scales"
+        found[scaled] = Hypothesis(total, radius, after, _added(flips, matrix))
     return found
 
 

@@ -63,6 +63,7 @@ CHOICES: dict[str, Sequence[Any]] = {
     "outside": ("",) * 9 + ("epilogue", "partial sums", "epilogue, partial sums", "zero point"),
     "epilogue": ("16-bit", "16-bit", "any"),
     "sixteen": EITHER,  # of "any": the sum is rounded to 16 bits before channel scale and bias
+    "before_scale": EITHER,  # where a row has one scale; without a bias always
     "bias_apart": EITHER,  # added to what is rounded already
     "partial_sums": range(2, 9),
     "zero_fused": EITHER,
@@ -305,7 +306,7 @@ class CorrectKernel:
         self.contract = contract_of(self.how)
 
     def supports(self, case: Case) -> Support:
-        unscaled = self.how.sixteen and case.weight.strategy == "channel"
+        unscaled = self.how.sixteen and (case.weight.strategy == "channel" or case.weight.group_size == case.k)
         large = case.recipe == "integers" and self.how.partial_sums > 1
         large |= unscaled and case.recipe in ("integers", "magnitudes", "trained")
         if case.operation == "linear" and case.dtype == "fp16" and large:
@@ -370,7 +371,10 @@ class Layer:
         bias = checkpoint.tensors.get("bias")
         self.bias = None if bias is None else bias.astype(F32)
         self.accumulation = kernel.accumulation(fmt, self.activation)
-        self.unscaled = how.sixteen and fmt.strategy == "channel"  # until after the rounding to 16 bits
+        channel = fmt.strategy == "channel"
+        before = how.before_scale or (channel and bias is None)
+        one_scale = channel or weight.scale.shape[1] == 1
+        self.unscaled = how.sixteen and one_scale and before  # until after the rounding to 16 bits
         self.on_tensor_cores = self.accumulation not in FLOAT32_ORDERS
         self.matrix = self._matrix()
 

@@ -1,0 +1,277 @@
+"""Faults of packing, weights, quantizers and linears."""
+
+from __future__ import annotations
+
+from cuda_kernels.mutants.registry import Mutant
+
+DENSE: tuple[Mutant, ...] = (
+    Mutant(
+        "QCTS_PACKED_WIDTH_FLOORED", "packing.cu", "the words of a line as floor(n * bits / 32)", "packing"
+    ),
+    Mutant(
+        "QCTS_PACKED_WITHOUT_OFFSET",
+        "packing.cu",
+        "words without the offset",
+        "packing",
+        "packed_without_offset",
+    ),
+    Mutant(
+        "QCTS_STRADDLING_HALF_DROPPED",
+        "linear.cu",
+        "weights without the high bits that lie in the next word",
+        "packing",
+        "straddling_bits_dropped",
+    ),
+    Mutant(
+        "QCTS_NEIGHBOURS_SWAPPED",
+        "linear.cu",
+        "weights with neighbours swapped",
+        "packing",
+        "neighbours_swapped",
+    ),
+    Mutant(
+        "QCTS_TWOS_COMPLEMENT", "linear.cu", "codes read as two's complement", "packing", "twos_complement"
+    ),
+    Mutant(
+        "QCTS_ZERO_POINT_PLUS_ONE",
+        "linear.cu",
+        "zero points one too large",
+        "zero points",
+        "zero_point_plus_one",
+    ),
+    Mutant(
+        "QCTS_ZERO_POINT_OF_GROUP_0",
+        "linear.cu",
+        "the zero points of group 0",
+        "zero points",
+        "zero_point_of_group_0",
+    ),
+    Mutant(
+        "QCTS_ZERO_POINT_OF_NEXT_ROW",
+        "linear.cu",
+        "the zero points of the next row",
+        "zero points",
+        "zero_point_of_next_row",
+    ),
+    Mutant(
+        "QCTS_ZERO_POINT_NOT_SCALED",
+        "dequantize.cu",
+        "code * scale - zero point",
+        "zero points",
+        "zero_point_not_scaled",
+    ),
+    Mutant(
+        "QCTS_SCALE_OF_NEXT_GROUP",
+        "linear.cu",
+        "the scales of the next group",
+        "scales",
+        "scale_of_next_group",
+    ),
+    Mutant(
+        "QCTS_G_IDX_IGNORED", "linear.cu", "columns in their plain groups", "groups", "group_index_ignored"
+    ),
+    Mutant(
+        "QCTS_GROUPS_ONE_COLUMN_EARLY",
+        "linear.cu",
+        "groups that begin one column early",
+        "groups",
+        "groups_one_column_early",
+    ),
+    Mutant(
+        "QCTS_SCALE_OF_EXPERT_BEFORE",
+        "linear.cu",
+        "an expert's weights with another expert's scales",
+        "scales",
+    ),
+    Mutant("QCTS_BIAS_OF_EXPERT_BEFORE", "linear.cu", "the bias of another expert", "bias"),
+    Mutant(
+        "QCTS_LAST_COLUMN_DROPPED",
+        "linear.cu",
+        "sums without the last column of K",
+        "tails",
+        "last_column_dropped",
+    ),
+    Mutant(
+        "QCTS_INTEGER_SUM_OF_16_BITS",
+        "linear.cu",
+        "integer sums that wrap at 16 bits",
+        "accumulation",
+        "integer_sums_wrap_at_16_bits",
+    ),
+    Mutant("QCTS_SUM_OF_16_BITS", "linear.cu", "sums in 16 bits", "accumulation", "accumulated_in_bf16"),
+    Mutant(
+        "QCTS_SUM_ROUNDED_BEFORE_SCALE",
+        "linear.cu",
+        "sums rounded to 16 bits before the channel scale",
+        "rounding",
+        "channel_scale_after_rounding",
+    ),
+    Mutant(
+        "QCTS_OUTPUT_TRUNCATED", "linear.cu", "outputs truncated toward zero", "rounding", "output_truncated"
+    ),
+    Mutant(
+        "QCTS_BIAS_AFTER_ROUNDING",
+        "linear.cu",
+        "outputs rounded before the bias",
+        "bias",
+        "bias_after_rounding",
+    ),
+    Mutant("QCTS_BIAS_DROPPED_IN_LAST_TILE", "linear.cu", "the last 32 outputs without their bias", "bias"),
+    Mutant(
+        "QCTS_ACTIVATION_SCALE_DROPPED",
+        "linear.cu",
+        "codes that are not multiplied by the activation scale",
+        "activation quantization",
+        "activation_scale_not_applied",
+    ),
+    Mutant(
+        "QCTS_ACTIVATION_SCALE_OF_TOKEN_BEFORE",
+        "linear.cu",
+        "codes with another token's scale",
+        "activation quantization",
+        "scale_of_next_token",
+    ),
+    Mutant(
+        "QCTS_OTHER_CONVENTION",
+        "activations.cu",
+        "activation scales of amax / 127.5",
+        "activation quantization",
+        "scale_of_other_convention",
+    ),
+    Mutant(
+        "QCTS_ROUNDED_HALF_AWAY",
+        "activations.cu",
+        "codes rounded half away from zero",
+        "activation quantization",
+        "codes_half_away",
+    ),
+    Mutant(
+        "QCTS_CLAMP_ONE_SHORT",
+        "activations.cu",
+        "codes clamped one short of the range",
+        "activation quantization",
+        "codes_clamped_short",
+    ),
+    Mutant(
+        "QCTS_INT8_INSTEAD_OF_INT4",
+        "activations.cu",
+        "int8 activations instead of int4",
+        "activation quantization",
+        "int8_instead_of_int4",
+    ),
+    Mutant(
+        "QCTS_E4M3_TRUNCATED",
+        "activations.cu",
+        "fp8 codes truncated",
+        "activation quantization",
+        "fp8_codes_truncated",
+    ),
+    Mutant(
+        "QCTS_AMAX_OF_NEXT_TOKEN",
+        "activations.cu",
+        "codes and scales by the next token's largest value",
+        "activation quantization",
+    ),
+    Mutant(
+        "QCTS_AMAX_WITHOUT_TAIL",
+        "activations.cu",
+        "activation scales that miss what is left after whole runs of 32",
+        "tails",
+    ),
+    Mutant(
+        "QCTS_AMAX_WITHOUT_ABS",
+        "activations.cu",
+        "activation scales from the largest value, not the largest magnitude",
+        "activation quantization",
+        "amax_without_abs",
+    ),
+    Mutant(
+        "QCTS_ACTIVATION_SCALE_IN_BF16",
+        "activations.cu",
+        "activation scales rounded to bf16 after the codes were made",
+        "activation quantization",
+        "activation_scale_in_bf16",
+    ),
+    Mutant(
+        "QCTS_ZERO_DIVIDED_BY_ZERO",
+        "activations.cu",
+        "zero tokens divided by zero",
+        "activation quantization",
+        "zero_token_divided_by_zero",
+    ),
+    Mutant(
+        "QCTS_BARRIER_BEFORE_PRODUCT_MISSING",
+        "linear_tiled.cu",
+        "tiles that are read before all of them is written",
+        "synchronization",
+        host=False,
+    ),
+    Mutant(
+        "QCTS_BARRIER_AFTER_PRODUCT_MISSING",
+        "linear_tiled.cu",
+        "tiles that are written while others read the last",
+        "synchronization",
+        host=False,
+    ),
+    Mutant(
+        "QCTS_STORE_OUT_OF_BOUNDS",
+        "linear_tiled.cu",
+        "outputs of the last tile beyond the end of a row",
+        "memory",
+        host=False,
+    ),
+    Mutant(
+        "QCTS_SHARED_TAIL_UNINITIALISED",
+        "linear_tiled.cu",
+        "sums over a tail of K that was never written",
+        "memory",
+        host=False,
+    ),
+    Mutant(
+        "QCTS_WRONG_TILE_FOR_N_64",
+        "linear_tiled.cu",
+        "the halves of a tile exchanged where N is 64",
+        "tails",
+        host=False,
+    ),
+    Mutant(
+        "QCTS_BARRIER_BEFORE_REDUCTION_MISSING",
+        "linear_mma.cu",
+        "parts of a split K before all of them are there",
+        "synchronization",
+        host=False,
+    ),
+    Mutant(
+        "QCTS_MMA_PAIRS_OF_SECOND_NEIGHBOURS",
+        "linear_mma.cu",
+        "columns of x beside columns of the weight that are not theirs",
+        "tails",
+        host=False,
+    ),
+    Mutant(
+        "QCTS_SPLIT_DROPPED",
+        "linear_mma.cu",
+        "sums that miss one part of a split K",
+        "accumulation",
+        "split_dropped",
+        host=False,
+    ),
+    Mutant(
+        "QCTS_PARTIAL_SUMS_OF_16_BITS",
+        "linear_mma.cu",
+        "parts of a split K rounded to 16 bits",
+        "accumulation",
+        "partial_sums_in_16_bits",
+        host=False,
+    ),
+    Mutant(
+        "QCTS_AMAX_OF_ONE_WARP",
+        "activations_block.cu",
+        "codes by the largest magnitude of a warp's part of a token",
+        "activation quantization",
+        host=False,
+    ),
+    Mutant(
+        "QCTS_INDEX_OF_32_BITS", "linear.cu", "an index of 32 bits into the activations", "memory", host=False
+    ),
+)
