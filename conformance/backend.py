@@ -7,6 +7,7 @@ is absent is declined. Loading is apart from running: a loader repacks once, the
     device: str = "cpu"          where its arrays live
     arrays: str = "torch"        "torch" or "numpy": the arrays it takes and returns
     contract: Contract           what it promises of its arithmetic (default: Contract())
+    contract_for(case)           the same, where it depends on the case
 
     supports(case) -> Support
     pack(codes, bits, axis) -> words                   int8 -> int32
@@ -161,8 +162,12 @@ def arrays_of(backend: Backend) -> str:
     return str(getattr(backend, "arrays", "torch"))
 
 
-def contract_of(backend: Backend) -> Contract:
+def contract_of(backend: Backend, case: Case | None = None) -> Contract:
+    """What a backend promises; of a case, where it says so case by case. Raises RunError for what is no Contract."""
     contract = getattr(backend, "contract", Contract())
+    by_case = getattr(backend, "contract_for", None)
+    if case is not None and callable(by_case):
+        contract = by_case(case)
     if not isinstance(contract, Contract):
         raise RunError(f"backend {backend.name}: contract is a {type(contract).__name__}, not a Contract")
     return contract

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
-from conformance.backend import Support
+from conformance.backend import Support, contract_of
 from conformance.cases import Case
 from conformance.goals import Goal
 from conformance.subject import Answer, Subject
@@ -69,7 +70,13 @@ class Judge:
                 backend_seconds=before.backend_seconds + verdict.backend_seconds,
             )
         else:
-            verdict = replace(verdict, oracle_seconds=self.subject.making_seconds + verdict.oracle_seconds)
+            making = self.subject.making_seconds + verdict.oracle_seconds
+            verdict = replace(verdict, oracle_seconds=making, contract=self._departures())
         self.verdict = verdict
         if verdict.fails:
             self._on_failure(verdict)
+
+    def _departures(self) -> dict[str, Any]:
+        """What the backend promises for this case, where that is not what it promises in general."""
+        general, here = asdict(contract_of(self.subject.backend)), asdict(self.subject.contract)
+        return {name: value for name, value in here.items() if value != general[name]}

@@ -18,6 +18,7 @@ from conformance.cases import Case
 from conformance.conduct import needs
 from conformance.conduct.observed import Observed, Question
 from conformance.ranks import answer_of, unavailable
+from reference.bounds import Contract
 from reference.rounding import E4M3, float_format
 from reference.sharding import Ranks
 
@@ -70,8 +71,12 @@ class Subject:
         self.backend = backend
         self.case = case
         self.spec = spec
-        self.contract = contract_of(backend)
         self._support: Support | None = None
+
+    @property
+    def contract(self) -> Contract:
+        """What the backend promises for the case."""
+        return contract_of(self.backend, self.case.plain)
 
     def absent(self) -> str | None:
         """The operation that the case needs and the backend does not have: there is nothing to call."""

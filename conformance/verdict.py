@@ -52,7 +52,8 @@ JUDGED = (Outcome.CONFORMS, *FAILING, Outcome.WAIVED)
 class Verdict:
     """worst: largest error as a fraction of what is allowed, None where nothing was compared or nothing
     was allowed. detail: one short paragraph for a person; diagnosis: the record behind it. width, elements,
-    statistics: see Comparison. kernels: see Answer. oracle_seconds: making the data, the expectation and the
+    statistics: see Comparison. kernels: see Answer. contract: where the backend's promise for the case
+    departs from its general one. oracle_seconds: making the data, the expectation and the
     comparison."""
 
     case: str
@@ -67,6 +68,7 @@ class Verdict:
     elements: int = 0
     statistics: dict[str, float] = field(default_factory=dict)
     kernels: tuple[str, ...] | None = None
+    contract: dict[str, Any] = field(default_factory=dict)
     oracle_seconds: float = 0.0
     backend_seconds: float = 0.0
 
@@ -147,7 +149,7 @@ def decide(
         return replace(verdict, outcome=Outcome.DIVERGES, detail=detail)
     if own_kernels and fell_back(answer, own_kernels):
         launched = ", ".join(answer.kernels or ()) or "none at all"
-        said = f"it claims the case and launches no kernel of its own ({own_kernels}): a fallback computed it: {launched}"
+        said = f"it claims the case and launches no kernel of its own ({own_kernels}), a fallback did: {launched}"
         return replace(verdict, outcome=Outcome.DISHONEST, detail=said)
     return replace(verdict, outcome=Outcome.CONFORMS)
 

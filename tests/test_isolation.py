@@ -115,3 +115,12 @@ def test_the_doctor_says_what_is_there_and_why_the_rest_is_not(quantcts):
     assert run.code == 0
     assert re.search(r"numpy +ready +cpu", run.output)
     assert re.search(r"compressed_tensors_cuda +absent +torch finds no CUDA", run.output)
+
+
+@pytest.mark.parametrize("options", [("--isolate",), ()])
+def test_a_contract_can_depend_on_the_case(quantcts, options):
+    """Weights are rounded for 3 bits alone, and declared so."""
+    run = quantcts("run", "--backend", f"{BREAKING}:rounds_3_bits", "--cases", CASES, *options)
+    assert run.code == 0
+    for record in run.report["cases"]:
+        assert record.get("contract") == ({"weights": "rounded"} if "/w3-" in record["case"] else None)

@@ -1,8 +1,9 @@
 """Inside the process of a backend: it is loaded from its spec and asked one thing at a time.
 
 Any number of judges connect to a socket. A request is answered by "started" when its turn has come. A question about
-a case is then answered by what the backend says beforehand and by its answer, a preparation by lines of progress and an
-end. A device that has met an error of its own answers nothing right any more: the process says what happened and ends.
+a case is then answered by what the backend says and promises beforehand and by its answer, a preparation by lines of
+progress and an end. A device that has met an error of its own answers nothing right any more: the process says what
+happened and ends.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ class _Host:
     ) -> tuple[Answer | None, bool]:
         subject = Subject(self.backend, case, self.spec)
         try:
-            say(subject.support())
+            say((subject.support(), subject.contract))
         except Exception as error:
             say(describe(error))
             return None, self._usable()

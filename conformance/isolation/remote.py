@@ -39,14 +39,14 @@ class RemoteBackend:
 
     def supports(self, case: Case) -> Support:
         """Raises RunError with the words of whatever supports() raised there."""
-        support, answer = self.ask(case, None, ())
-        if support is None:
+        said, answer = self.ask(case, None, ())
+        if said is None:
             raise RunError(str(answer and answer.crash))
-        return support
+        return said[0]
 
     def ask(
         self, case: Case, operation: str | None, arguments: tuple[Any, ...]
-    ) -> tuple[Support | None, Answer | None]:
+    ) -> tuple[Said | None, Answer | None]:
         """What the backend says beforehand, None where that was lost or raised, and its answer: a crash where the host
         died of the question or did not answer in time."""
         while True:
@@ -57,23 +57,23 @@ class RemoteBackend:
                 continue  # it died of what another judge asked
             except _Failed as failed:
                 return None, Answer(crash=str(failed))
-        support: Support | None = None
+        said: Said | None = None
         start = time.monotonic()
         try:
-            said = self._received(connection, start)
-            if isinstance(said, str):
-                return None, Answer(crash=f"supports() raised {said}")
-            support = said
-            return support, self._received(connection, start)
+            first = self._received(connection, start)
+            if isinstance(first, str):
+                return None, Answer(crash=f"supports() raised {first}")
+            said = first
+            return said, self._received(connection, start)
         except TimeoutError as late:
             os.kill(pid, signal.SIGKILL)
             self._close()
             word_left(self._path, pid)
-            return support, Answer(crash=str(late), seconds=self._limit)
+            return said, Answer(crash=str(late), seconds=self._limit)
         except (EOFError, OSError):
             self._close()
             ended = f"its process {word_left(self._path, pid)}{_last_words(self._path)}"
-            return support, Answer(crash=ended, seconds=time.monotonic() - start)
+            return said, Answer(crash=ended, seconds=time.monotonic() - start)
 
     def _received(self, connection: Connection, start: float) -> Any:
         if not connection.poll(max(0.0, self._limit - (time.monotonic() - start))):
@@ -130,6 +130,10 @@ class RemoteBackend:
         self._connection = None
 
 
+# What a backend says of a case beforehand, and what it promises there
+Said = tuple[Support, Contract]
+
+
 class _Gone(Exception):
     """The host ended before it took the question."""
 
@@ -152,6 +156,11 @@ class RemoteSubject(Subject):
     """A Subject whose operations are carried out by the host."""
 
     backend: RemoteBackend
+    _contract: Contract | None = None
+
+    @property
+    def contract(self) -> Contract:
+        return self._contract or self.backend.contract
 
     def absent(self) -> str | None:
         needed = ("pack",) if self.case.recipe == "code-range" else OPERATIONS[self.case.operation]
@@ -162,8 +171,9 @@ class RemoteSubject(Subject):
         self.making_seconds = self.making_seconds or start - self._made_at
         if self.absent() is not None:
             return None
-        support, answer = self.backend.ask(self.case, operation, arguments)
-        self._support = support or self._support
+        said, answer = self.backend.ask(self.case, operation, arguments)
+        if said is not None:
+            self._support, self._contract = said
         return answer
 
     pack = partialmethod(_forward, "pack")

@@ -185,7 +185,7 @@ def _case(verdict: Verdict, kernels: Mapping[str, int]) -> dict[str, Any]:
         record["kernels"] = [kernels[name] for name in record["kernels"]]
     for name in ("oracle_seconds", "backend_seconds"):
         record[name] = round(record[name], 6)
-    for name in ("diagnosis", "statistics", "width", "elements"):
+    for name in ("diagnosis", "statistics", "width", "elements", "contract"):
         if not record[name]:
             del record[name]
     case = all_cases().get(verdict.case)

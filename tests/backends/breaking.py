@@ -8,9 +8,12 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from conformance.backends.numpy import NumpyBackend
+from reference.bounds import Contract
+from reference.semantics import RIGHT
 
 
 class Breaking(NumpyBackend):
@@ -96,3 +99,17 @@ class looks_for_pytest(NumpyBackend):
         if "PYTEST_CURRENT_TEST" in os.environ:
             raise RuntimeError("under pytest other kernels are chosen")
         return super().load_linear(checkpoint)
+
+
+class rounds_3_bits(NumpyBackend):
+    """Rounds its weights to 16 bits, for 3 bits alone, and says so."""
+
+    name = "rounds_3_bits"
+    contract = Contract(weights="exact", intermediates="fp32")
+
+    def contract_for(self, case):
+        return replace(self.contract, weights="rounded" if case.weight.bits == 3 else "exact")
+
+    def load_linear(self, checkpoint):
+        weights = "rounded" if checkpoint.weights["num_bits"] == 3 else "exact"
+        return NumpyBackend.of("", RIGHT, replace(self.contract, weights=weights)).load_linear(checkpoint)
