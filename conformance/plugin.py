@@ -89,6 +89,7 @@ class Plugin:
             asked = option.backend or [DEFAULT_BACKEND]
             self.roster = Roster.of(asked, option.isolate, option.limit, not option.no_kernels)
         self.backends = self.roster.backends
+        self.keyword = bool(option.keyword)
 
     @pytest.hookimpl
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -100,7 +101,23 @@ class Plugin:
 
     def _pairs(self, operation: str) -> list[tuple[Case, Backend]]:
         """All backends on a case, then the next case: what is expected of it is computed once."""
-        return [(c, b) for c in self.cases.get(operation, []) for b in self.backends.values()]
+        pairs = [(c, b) for c in self.cases.get(operation, []) for b in self.backends.values()]
+        return [(c, b) for c, b in pairs if not self._answered(c, b)]
+
+    def _answered(self, case: Case, backend: Backend) -> bool:
+        """Whether an isolated backend has nothing that could be asked: with many backends that is most of the matrix,
+        and no worker has to hear of it. With -k, which selects tests, it is a test like others."""
+        return isinstance(backend, RemoteBackend) and not self.keyword and backend.lacks(case) is not None
+
+    def declined(self) -> list[Verdict]:
+        """The verdicts of the cases that need an operation which the backend does not have."""
+        return [
+            Verdict(c.id, b.name, Outcome.DECLINES, f"the backend has no {b.lacks(c)}")
+            for cases in self.cases.values()
+            for c in cases
+            for b in self.backends.values()
+            if isinstance(b, RemoteBackend) and self._answered(c, b)
+        ]
 
     def ids(self, operation: str) -> list[str]:
         """The ids of an operation's cases, with the backend's name where there are several."""
@@ -144,6 +161,7 @@ class Keeper:
         self.config = config
         self.roster, self.backends = plugin.roster, plugin.backends
         self.cases = [case for cases in plugin.cases.values() for case in cases]
+        self.declined = plugin.declined()
         self.selected = [i for operation in plugin.cases for i in plugin.ids(operation)]
         self.ledger = Ledger()
         self.started = time.monotonic()
@@ -162,6 +180,10 @@ class Keeper:
         write = reporter.write if reporter else lambda text: None
         for name, reason in self.roster.absent.items():
             write(f"absent: {name}: {reason}\n")
+        for verdict in self.declined:
+            key = f"{verdict.case}@{verdict.backend}"
+            self.ledger.plan([key])
+            self._enter(key, verdict)
         if self.config.option.keyword:
             return
         for backend in self.backends.values():

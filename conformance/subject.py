@@ -45,6 +45,11 @@ OPERATIONS = {
 _REFUSALS = (NotImplementedError, ValueError, TypeError, AssertionError, RuntimeError)
 
 
+def needed(case: Case) -> tuple[str, ...]:
+    """What a backend needs to have for a case."""
+    return ("pack",) if case.recipe == "code-range" else OPERATIONS[case.plain.operation]
+
+
 @dataclass(frozen=True)
 class Answer:
     """What came back: arrays, a refusal, a wrong kind of thing, or a crash; exactly one is set. kernels: the names of
@@ -80,8 +85,7 @@ class Subject:
 
     def absent(self) -> str | None:
         """The operation that the case needs and the backend does not have: there is nothing to call."""
-        needed = ("pack",) if self.case.recipe == "code-range" else OPERATIONS[self.case.plain.operation]
-        return next((name for name in needed if not callable(getattr(self.backend, name, None))), None)
+        return next((n for n in needed(self.case) if not callable(getattr(self.backend, n, None))), None)
 
     def support(self) -> Support:
         """What the backend says beforehand, asked once. An absent operation is a no."""

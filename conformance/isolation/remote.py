@@ -14,7 +14,7 @@ from conformance.backend import Support
 from conformance.cases import Case
 from conformance.errors import RunError
 from conformance.isolation.supervisor import STARTING_SECONDS, Place, word_left
-from conformance.subject import OPERATIONS, Answer, Subject
+from conformance.subject import Answer, Subject, needed
 from reference.bounds import Contract
 
 
@@ -36,6 +36,10 @@ class RemoteBackend:
         self._path = place.paths[worker % len(place.paths)]
         self._limit = limit
         self._connection: Connection | None = None
+
+    def lacks(self, case: Case) -> str | None:
+        """The operation that a case needs and the backend does not have."""
+        return next((name for name in needed(case) if name not in self.description.operations), None)
 
     def supports(self, case: Case) -> Support:
         """Raises RunError with the words of whatever supports() raised there."""
@@ -163,8 +167,7 @@ class RemoteSubject(Subject):
         return self._contract or self.backend.contract
 
     def absent(self) -> str | None:
-        needed = ("pack",) if self.case.recipe == "code-range" else OPERATIONS[self.case.operation]
-        return next((name for name in needed if name not in self.backend.description.operations), None)
+        return self.backend.lacks(self.case)
 
     def _forward(self, operation: str, *arguments: Any) -> Answer | None:
         start = time.perf_counter()
