@@ -62,12 +62,30 @@ ENTRY_POINT_GROUP = "quantcts.backends"
 _OUR_OWN = {
     "numpy": "conformance.backends.numpy:backend",
     "compressed_tensors": "conformance.backends.compressed_tensors:backend",
+    "torch_cpu": "conformance.backends.torch_baseline:cpu_backend",
+    "torchao_cpu": "conformance.backends.torchao:cpu_backend",
+    "cuda_kernels_host": "conformance.backends.cuda_kernels:host_backend",
 }
 # Those that run on a GPU, each in a process of its own. `cuda` names all of them that are present.
 _ON_CUDA = {
     "cuda_kernels": "conformance.backends.cuda_kernels:backend",
     "torch": "conformance.backends.torch_baseline:backend",
+    "torch_native": "conformance.backends.torch_native:backend",
     "compressed_tensors_cuda": "conformance.backends.compressed_tensors:cuda_backend",
+    "humming": "conformance.backends.humming:backend",
+    "humming_grouped": "conformance.backends.humming_experts:grouped_backend",
+    "humming_masked": "conformance.backends.humming_experts:masked_backend",
+    "vllm_marlin": "conformance.backends.vllm_marlin:backend",
+    "vllm_machete": "conformance.backends.vllm_machete:backend",
+    "vllm_exllama": "conformance.backends.vllm_exllama:backend",
+    "vllm_awq": "conformance.backends.vllm_awq:backend",
+    "vllm_cutlass": "conformance.backends.vllm_cutlass:backend",
+    "vllm_moe_wna16": "conformance.backends.vllm_experts:moe_wna16_backend",
+    "vllm_ops": "conformance.backends.vllm_operators:backend",
+    "torchao": "conformance.backends.torchao:backend",
+    "torchao_int8": "conformance.backends.torchao:int8_backend",
+    "gemlite": "conformance.backends.gemlite:backend",
+    "conch": "conformance.backends.conch:backend",
 }
 EVERY_CUDA = "cuda"
 

@@ -10,7 +10,9 @@ import torch
 from conformance.errors import EnvironmentMissing
 
 
-def require(module: str, package: str, capability: tuple[int, int] = (8, 0), newest: int | None = None) -> Any:
+def require(
+    module: str, package: str, capability: tuple[int, int] = (8, 0), newest: int | None = None
+) -> Any:
     """The imported module of a library. capability: the oldest architecture that its kernels run on; newest: the last
     major one. Raises EnvironmentMissing: no GPU, another architecture, the library absent or not importable."""
     if not torch.cuda.is_available():
@@ -24,6 +26,8 @@ def require(module: str, package: str, capability: tuple[int, int] = (8, 0), new
     except ModuleNotFoundError as error:
         if error.name == module.split(".")[0]:
             raise EnvironmentMissing(f"{package} is not installed: pip install {package}") from error
-        raise EnvironmentMissing(f"{package} needs the module {error.name!r}, which is not installed") from error
+        raise EnvironmentMissing(
+            f"{package} needs the module {error.name!r}, which is not installed"
+        ) from error
     except Exception as error:
         raise EnvironmentMissing(f"{package} cannot be imported: {type(error).__name__}: {error}") from error

@@ -14,7 +14,8 @@ from conformance.backend import Checkpoint, MoeCheckpoint
 @dataclass(frozen=True)
 class TorchWeight:
     """One matrix. codes: int8 (N, K), signed, in [-2^(bits-1), 2^(bits-1)). scale: (N, G) in 16 bits. zero_point: int8
-    (N, G), signed likewise, or None where the format is symmetric. group_size: columns a scale, K for a channel."""
+    (N, G), signed likewise, or None where the format is symmetric. group_size: columns a scale, K for a channel.
+    group: int64 (K), the group of each column under act-order; None where groups are contiguous."""
 
     bits: int
     codes: torch.Tensor
@@ -22,6 +23,7 @@ class TorchWeight:
     zero_point: torch.Tensor | None
     group_size: int
     bias: torch.Tensor | None
+    group: torch.Tensor | None = None
 
     @property
     def unsigned(self) -> torch.Tensor:
@@ -35,23 +37,33 @@ class TorchWeight:
             return torch.full_like(self.scale, 2 ** (self.bits - 1), dtype=torch.uint8)
         return (self.zero_point.to(torch.int16) + 2 ** (self.bits - 1)).to(torch.uint8)
 
+    @property
+    def centred(self) -> torch.Tensor:
+        """int16 (N, K): codes less their zero points, q - z, what the scale multiplies."""
+        codes = self.codes.to(torch.int16)
+        return codes if self.zero_point is None else codes - self.spread(self.zero_point.to(torch.int16))
+
+    def spread(self, values: torch.Tensor) -> torch.Tensor:
+        """Values of groups (N, G) as values of columns (N, K)."""
+        if self.group is not None:
+            return values[:, self.group]
+        return values.repeat_interleave(self.group_size, dim=1)
+
     def matrix(self, dtype: torch.dtype) -> torch.Tensor:
-        """(q - z) * s (N, K), computed in float32 and rounded once to dtype."""
-        codes = self.codes.float()
-        if self.zero_point is not None:
-            codes = codes - self.zero_point.float().repeat_interleave(self.group_size, dim=1)
-        return (codes * self.scale.float().repeat_interleave(self.group_size, dim=1)).to(dtype)
+        """(q - z) * s (N, K), exact in float32 and float64, rounded once to a dtype of 16 bits."""
+        wide = torch.promote_types(dtype, torch.float32)
+        return (self.centred.to(wide) * self.spread(self.scale).to(wide)).to(dtype)
 
 
-def weight_of(checkpoint: Checkpoint) -> TorchWeight:
-    """The weight of a dense layer. Raises NotImplementedError for act-order."""
+def weight_of(checkpoint: Checkpoint, act_order: bool = False) -> TorchWeight:
+    """The weight of a dense layer. act_order: the backend has it. Raises NotImplementedError where it has not."""
     n, k = (int(size) for size in checkpoint.tensors["weight_shape"])
-    return _decoded(checkpoint.tensors, checkpoint.weights, n, k)
+    return _decoded(checkpoint.tensors, checkpoint.weights, n, k, act_order)
 
 
-def experts_of(checkpoint: MoeCheckpoint, which: str) -> list[TorchWeight]:
-    """The weights of one projection, an expert each. which: `w13`, `w2`, `shared_w13` or `shared_w2`. Raises
-    NotImplementedError for act-order."""
+def experts_of(checkpoint: MoeCheckpoint, which: str, act_order: bool = False) -> list[TorchWeight]:
+    """The weights of one projection, an expert each. which: `w13`, `w2`, `shared_w13` or `shared_w2`. act_order: as in
+    `weight_of`."""
     h, i = checkpoint.hidden, checkpoint.intermediate
     n, k = (2 * i, h) if which.endswith("w13") else (h, i)
     own = {
@@ -61,18 +73,22 @@ def experts_of(checkpoint: MoeCheckpoint, which: str) -> list[TorchWeight]:
     }
     count = len(own["weight_packed"])
     each = ({name: tensor[e] for name, tensor in own.items()} for e in range(count))
-    return [_decoded(tensors, checkpoint.weights, n, k) for tensors in each]
+    return [_decoded(tensors, checkpoint.weights, n, k, act_order) for tensors in each]
 
 
-def _decoded(tensors: Mapping[str, Any], args: Mapping[str, Any], n: int, k: int) -> TorchWeight:
-    if "weight_g_idx" in tensors:
+def _decoded(
+    tensors: Mapping[str, Any], args: Mapping[str, Any], n: int, k: int, act_order: bool
+) -> TorchWeight:
+    index = tensors.get("weight_g_idx")
+    if index is not None and not act_order:
         raise NotImplementedError("weight_g_idx: this backend has no group activation ordering")
     bits, scale = int(args["num_bits"]), tensors["weight_scale"]
     zero_point = None
     if not args["symmetric"]:
         zero_point = unpacked(tensors["weight_zero_point"], bits, n, 0)
     codes = unpacked(tensors["weight_packed"], bits, k, 1)
-    return TorchWeight(bits, codes, scale, zero_point, k // scale.shape[1], tensors.get("bias"))
+    group = None if index is None else index.long()
+    return TorchWeight(bits, codes, scale, zero_point, k // scale.shape[1], tensors.get("bias"), group)
 
 
 def unpacked(words: torch.Tensor, bits: int, size: int, axis: int) -> torch.Tensor:

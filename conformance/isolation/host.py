@@ -194,12 +194,14 @@ class _Host:
         return ""
 
     def _usable(self) -> bool:
-        """Whether the device still answers: an error of a kernel stays with its process for good."""
+        """Whether the device still answers: an error of a kernel stays with its process for good, and one of a launch
+        that nobody looked at is met by whatever is launched next."""
         if not self._cuda:
             return True
         import torch
 
         try:
+            torch.ones(1, device="cuda").add_(1).item()
             torch.cuda.synchronize()
         except Exception as error:
             self._failure = describe(error)
