@@ -1,0 +1,127 @@
+"""Experts by Humming's three forms of GEMM, each as a projection of the layer around it.
+
+`indexed` gathers the rows of each expert by itself, `grouped_contiguous` wants them one expert after the other,
+`grouped_masked` in as many rows for each. The library has no kernel that sorts them: torch does, without waiting for
+the device. What belongs to no expert is left as it was, and not read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+
+from conformance.backends.grouped_experts import Projection
+from conformance.backends.humming_layers import DENSE, Matrix
+from conformance.cases import Case
+
+INDEXED, CONTIGUOUS, MASKED = "indexed", "grouped_contiguous", "grouped_masked"
+
+
+def indexed(matrix: Matrix, experts: int) -> Projection:
+    """experts: of the router, of which some may be absent."""
+
+    def project(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        rows = reckoned(places.numel(), matrix.layer.experts, experts)
+        block = matrix.tuning(rows)["block_shape"][0]
+        sorted_ids, owners, padded = aligned(places.flatten(), matrix.layer.experts, block)
+        outputs = matrix(
+            x, rows, top_k=places.shape[1], sorted_ids=sorted_ids, expert_ids=owners, num_tokens_padded=padded
+        )
+        return outputs.unflatten(0, places.shape)
+
+    return project
+
+
+def contiguous(matrix: Matrix, experts: int) -> Projection:
+    """experts: as above."""
+
+    def project(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        slots, present = places.flatten(), matrix.layer.experts
+        counts, _ = _counted(slots, present)
+        order = torch.sort(
+            torch.where(slots < 0, present, slots), stable=True
+        ).indices  # those of none behind
+        layout = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+        rows = reckoned(len(slots), present, experts)
+        in_order = matrix(x[order // places.shape[1]], rows, expert_layout=layout)
+        outputs = torch.empty_like(in_order)
+        outputs[order] = in_order
+        return outputs.unflatten(0, places.shape)
+
+    return project
+
+
+def masked(matrix: Matrix, experts: int) -> Projection:
+    """experts: as above. An expert has room for every token, as it can be named by each of them once."""
+
+    def project(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        slots, present, room = places.flatten(), matrix.layer.experts, len(places)
+        counts, within = _counted(slots, present)
+        last = present * room  # a row for the slots of none
+        at = torch.where(slots < 0, last, slots.long() * room + within)
+        inputs = x.new_empty((last + 1, x.shape[1]))
+        inputs[at] = x[torch.arange(len(slots), device=x.device) // places.shape[1]]
+        rows = reckoned(len(slots), present, experts)
+        outputs = matrix(inputs[:last], rows, expert_layout=counts.to(torch.int32))
+        return outputs[at.clamp(max=last - 1)].unflatten(0, places.shape)
+
+    return project
+
+
+PROJECTIONS: dict[str, Callable[[Matrix, int], Projection]] = {
+    INDEXED: indexed,
+    CONTIGUOUS: contiguous,
+    MASKED: masked,
+}
+
+
+def everyone(matrix: Matrix) -> Projection:
+    """A dense layer that every token meets, asked with one place a token."""
+    return lambda x, places: matrix(x)[:, None]
+
+
+def reckoned(slots: int, present: int, experts: int) -> int:
+    """How many rows serving libraries tell the heuristics: the share of the experts that are present."""
+    return math.ceil(slots * present / experts)
+
+
+def aligned(slots: torch.Tensor, experts: int, block: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """sorted_ids and expert_ids, as long as the worst case needs, and num_tokens_padded of the experts of slots (S),
+    -1 for none (C77)."""
+    counts, within = _counted(slots, experts)
+    blocks = (counts + block - 1) // block
+    ends = blocks.cumsum(0)
+    firsts = (ends - blocks) * block
+    most = (len(slots) // block + experts) * block
+    at = torch.where(slots < 0, most, firsts[slots.clamp(min=0).long()] + within)
+    sorted_ids = torch.full((most + 1,), len(slots), dtype=torch.int32, device=slots.device)
+    sorted_ids[at] = torch.arange(len(slots), dtype=torch.int32, device=slots.device)
+    sorted_ids[most] = len(slots)
+    owners = torch.searchsorted(ends, torch.arange(most // block, device=slots.device), right=True)
+    return (
+        sorted_ids[:most],
+        owners.clamp(max=experts - 1).to(torch.int32),
+        (ends[-1:] * block).to(torch.int32),
+    )
+
+
+def _counted(slots: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many slots (S) each expert has, and how many of its own come before each slot."""
+    own = slots[:, None] == torch.arange(experts, device=slots.device)
+    before = own.cumsum(0) - own.long()
+    return own.sum(0), before.gather(1, slots.clamp(min=0).long()[:, None])[:, 0]
+
+
+def calls_of(case: Case, gemm: str) -> Iterator[tuple[str, tuple[int, int], int, str, tuple[int, int]]]:
+    """The GEMMs that a case of experts calls: projection, (N, K), number of experts (0: dense), form, M and rows."""
+    present = case.experts // 2 if case.recipe == "absent" else case.experts
+    tokens, slots = case.m, case.m * case.top_k
+    rows = reckoned(slots, present, case.experts)
+    sides = {"w13": (2 * case.n, case.k), "w2": (case.k, case.n)}
+    for which, m in (("w13", tokens), ("w2", slots)):
+        given = {INDEXED: m, CONTIGUOUS: slots, MASKED: present * m}[gemm]
+        yield which, sides[which], present, gemm, (given, rows)
+        if case.recipe == "shared":
+            yield which, sides[which], 0, DENSE, (tokens, tokens)
