@@ -96,6 +96,19 @@ def mutants(session: nox.Session) -> None:
         session.run("python", f"tools/{tool}.py", *options, env=one_thread)
 
 
+@nox.session(name="compile-cuda", venv_backend="none")
+def compile_cuda(session: nox.Session) -> None:
+    """Our kernels and each of their mutants with plain nvcc, for sm_80, sm_90, sm_100 and sm_120; no GPU is needed."""
+    session.run("python", "tools/compile_cuda.py", *session.posargs)
+
+
+@nox.session(name="mutants-cuda")
+def mutants_cuda(session: nox.Session) -> None:
+    """Our own kernels with one fault compiled in, through the suites on a GPU."""
+    install(session, ".[torch,cuda]")
+    session.run("python", "tools/kill_cuda.py", "--report", "reports/mutants-cuda.json", *session.posargs)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """ruff check, ruff format, and mypy --strict on the oracle and the judge."""
