@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 
 import nox
 
@@ -99,7 +100,7 @@ def mutants(session: nox.Session) -> None:
 @nox.session(name="compile-cuda", venv_backend="none")
 def compile_cuda(session: nox.Session) -> None:
     """Our kernels and each of their mutants with plain nvcc, for sm_80, sm_90, sm_100 and sm_120; no GPU is needed."""
-    session.run("python", "tools/compile_cuda.py", *session.posargs)
+    session.run(sys.executable, "tools/compile_cuda.py", *session.posargs, external=True)
 
 
 @nox.session(name="mutants-cuda")
