@@ -13,11 +13,12 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from conformance.backend import known_backends
+from conformance.backend import cuda_backends, known_backends
+from conformance.errors import EnvironmentMissing
 from conformance.isolation.supervisor import Place, Supervisor
 from conformance.report.document import gpus
 from conformance.report.terminal import console_on
-from conformance.roster import gpu_count
+from conformance.roster import NO_GPU, gpu_count
 
 _PACKAGES = (
     "quantcts",
@@ -42,11 +43,7 @@ def examine(file: IO[str]) -> int:
     console.print(f"Python {platform.python_version()}; {versions}", soft_wrap=True)
     console.print(f"GPU: {'; '.join(gpus()) or 'none that nvidia-smi knows'}", soft_wrap=True)
     console.print("; ".join(f"{tool}: {_tool(tool, pattern)}" for tool, pattern in _TOOLS), soft_wrap=True)
-    supervisor = Supervisor(profiled=False)
-    try:
-        found = supervisor.start(list(known_backends()), gpu_count(), every=False)
-    finally:
-        supervisor.close()
+    found = _found(list(known_backends()))
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("backend", "", "on", "made of, or why not"):
         table.add_column(column)
@@ -60,6 +57,18 @@ def examine(file: IO[str]) -> int:
             table.add_row(name, "[yellow]absent[/]", "", escape(str(place)))
     console.print(table, end="")
     return ready
+
+
+def _found(names: list[str]) -> dict[str, Place | EnvironmentMissing]:
+    """Each backend's place, or why it has none; of those that need a GPU, without one, the same for all."""
+    gpus = gpu_count()
+    hopeless = [] if gpus else cuda_backends()
+    supervisor = Supervisor(profiled=False)
+    try:
+        started = supervisor.start([n for n in names if n not in hopeless], gpus, every=False)
+    finally:
+        supervisor.close()
+    return {n: started.get(n) or EnvironmentMissing(NO_GPU) for n in names}
 
 
 def _version(package: str) -> str | None:

@@ -20,6 +20,9 @@ from conformance.isolation.remote import RemoteBackend
 from conformance.isolation.supervisor import Place, Supervisor
 
 
+NO_GPU = "torch finds no CUDA device"
+
+
 @dataclass
 class Roster:
     """backends, specs (as they were asked for) by name. absent: name -> why it is not there. places: spec -> Place of
@@ -39,6 +42,8 @@ class Roster:
         and it is an error only if none is.
         """
         made = cls()
+        if EVERY_CUDA in asked and gpu_count() == 0:
+            raise EnvironmentMissing(f"--backend {EVERY_CUDA}: {NO_GPU}")
         optional = {name for name in cuda_backends() if EVERY_CUDA in asked}
         specs = dict.fromkeys(n for s in asked for n in (cuda_backends() if s == EVERY_CUDA else [s]))
         here = {} if isolate else {s: load_backend(s) for s in specs if s not in cuda_backends()}

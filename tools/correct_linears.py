@@ -306,7 +306,9 @@ class CorrectKernel:
         self.contract = contract_of(self.how)
 
     def supports(self, case: Case) -> Support:
-        unscaled = self.how.sixteen and (case.weight.strategy == "channel" or case.weight.group_size == case.k)
+        unscaled = self.how.sixteen and (
+            case.weight.strategy == "channel" or case.weight.group_size == case.k
+        )
         large = case.recipe == "integers" and self.how.partial_sums > 1
         large |= unscaled and case.recipe in ("integers", "magnitudes", "trained")
         if case.operation == "linear" and case.dtype == "fp16" and large:
