@@ -19,7 +19,6 @@ from conformance.errors import EnvironmentMissing, RunError
 from conformance.isolation.remote import RemoteBackend
 from conformance.isolation.supervisor import Place, Supervisor
 
-
 NO_GPU = "torch finds no CUDA device"
 
 
