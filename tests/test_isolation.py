@@ -46,7 +46,7 @@ def test_the_case_that_breaks_its_process_crashes_and_the_others_are_judged(quan
 def test_without_a_replacement_every_further_case_crashes_with_the_reason(quantcts, tmp_path):
     run = judged(quantcts, ["no_process"], env={"QUANTCTS_TEST_MARK": str(tmp_path / "mark")})
     assert run.code == 1
-    details = [record["detail"] for record in run.report["cases"]]
+    details = [record.get("detail", "") for record in run.report["cases"]]
     assert any("its process ended with exit code 7" in detail for detail in details)
     assert any("ended with exit code 9 each of 3 times" in detail for detail in details)
 

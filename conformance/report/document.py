@@ -145,8 +145,9 @@ class Report:
 
     def document(self) -> dict[str, Any]:
         verdicts = list(self.ledger.verdicts.values())
-        kernels = list(dict.fromkeys(name for v in verdicts for name in v.kernels or ()))
-        numbers = {name: number for number, name in enumerate(kernels)}
+        kernels: dict[str, int] = {}
+        clauses: dict[tuple[str, ...], int] = {}
+        cases = [_case(v, kernels, clauses) for v in verdicts]
         return {
             "schema": SCHEMA_VERSION,
             "started": self.started,
@@ -171,27 +172,25 @@ class Report:
                 "false_alarm_bound": false_alarm_bound(self.elements),
             },
             "findings": [finding.to_json() for finding in findings(verdicts)],
-            "kernels": kernels,
-            "cases": [_case(v, numbers) for v in verdicts],
+            "kernels": list(kernels),
+            "clauses": [list(cited) for cited in clauses],
+            "cases": cases,
         }
 
 
-def _case(verdict: Verdict, kernels: Mapping[str, int]) -> dict[str, Any]:
-    """kernels: name -> its number in the report's list."""
+def _case(verdict: Verdict, kernels: dict[str, int], clauses: dict[tuple[str, ...], int]) -> dict[str, Any]:
+    """A verdict without what is empty. kernels, clauses: what stands in the report once, and its number there; grow."""
     record = verdict.to_json()
-    if record["kernels"] is None:
-        del record["kernels"]
-    else:
-        record["kernels"] = [kernels[name] for name in record["kernels"]]
     for name in ("oracle_seconds", "backend_seconds"):
-        record[name] = round(record[name], 6)
-    for name in ("diagnosis", "statistics", "width", "elements", "contract"):
-        if not record[name]:
-            del record[name]
+        record[name] = round(record[name], 5)
+    if verdict.kernels:
+        record["kernels"] = [kernels.setdefault(name, len(kernels)) for name in verdict.kernels]
     case = all_cases().get(verdict.case)
     if case is not None:
-        record |= {"cell": case.cell, "clauses": list(case.clauses)}
-    return record
+        record["clauses"] = clauses.setdefault(case.clauses, len(clauses))
+    # A worst error of 0 says something, and so does it that no kernel was launched.
+    kept = {"worst", "clauses"} | ({"kernels"} if verdict.kernels is not None else set())
+    return {k: v for k, v in record.items() if v or (k in kept and v is not None)}
 
 
 def write_atomically(path: Path, document: dict[str, Any]) -> None:
