@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ TILED_ROWS = 16  # beyond so many rows of outputs decoding a tile once is worth 
 _TILE = 64
 _TENSOR_CORE_TOKENS = 16
 _GEMV_TOKENS = 4
+_WAVE = 32  # what a wave of blocks costs, in blocks of 32 x 128 weights that a multiprocessor reads meanwhile
 
 
 def packed_words(codes: int, bits: int) -> int:
@@ -199,18 +201,57 @@ def _few_tokens(
     x = _aligned(x)
     common = x, _aligned(weight.words), weight.scale, weight.zero_point, weight.bias, y, DTYPES[weight.dtype]
     if kernel == "mma4":
-        # Warps that are neighbours along n share the activations; enough blocks for every multiprocessor come first.
-        sms = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
-        side = next((s for s in (1, 2) if weight.n <= 32 * s * sms), 4)
-        blocks = blocks_for(weight.n, 32 * side)
+        cut = _mma4_on(x.device, weight.n, weight.k, blocks_for(len(x), 8))
         runtime.launch(
-            "project_mma4", blocks, 512, *common, len(x), weight.n, weight.k, weight.group_size, side
-        )
+            "project_mma4", cut.blocks, 512, *common, len(x), weight.n, weight.k, weight.group_size, cut.side_log,
+            cut.range, cut.packed_blocks, cluster=cut.cluster, shared=cut.shared,
+        )  # fmt: skip
     else:
         blocks = blocks_for(weight.n, 16)
         runtime.launch(
             "project_gemv", blocks, 256, *common, weight.bits, len(x), weight.n, weight.k, weight.group_size
         )
+
+
+@dataclass(frozen=True)
+class Mma4Cut:
+    """How a product is spread over blocks of project_mma4 (linear_mma.cu). blocks: of the grid. cluster: blocks that
+    share K. shared: bytes."""
+
+    blocks: int
+    cluster: int
+    side_log: int
+    range: int
+    packed_blocks: int
+    shared: int
+
+
+def mma4_cut(n: int, k: int, token_tiles: int, sms: int, clusters: bool, memory: int) -> Mma4Cut:
+    """clusters: whether the device has them. memory: bytes of shared memory that a block may have there."""
+    column_blocks, row_tiles = k // 128, n // 32
+
+    def cost(side_log: int, cluster: int) -> tuple[int, int, int]:
+        """What a multiprocessor has to read, in times of the grid; of equals the one that reads x least often."""
+        waves = blocks_for(blocks_for(row_tiles, 1 << side_log), sms // cluster or 1)
+        return waves * ((blocks_for(column_blocks, cluster) << side_log) + _WAVE), -side_log, cluster
+
+    sizes = [c for c in (1, 2, 4, 8) if c == 1 or (clusters and c <= column_blocks)]
+    side_log, cluster = min(((s, c) for s in (1, 2, 3, 4) for c in sizes), key=lambda pair: cost(*pair))
+    range_ = blocks_for(column_blocks, cluster)
+    stages = 4 if memory >= 200 << 10 else 3 if memory >= 160 << 10 else 2  # STAGES of linear_mma.cu
+    ring, packed = stages * (32 << 10), token_tiles * (2 << 10)
+    splits = 16 >> side_log
+    packed_blocks = min((memory - ring) // packed // splits, blocks_for(range_, splits)) * splits
+    blocks = blocks_for(row_tiles, 1 << side_log) * cluster
+    return Mma4Cut(blocks, cluster, side_log, range_, packed_blocks, ring + packed_blocks * packed)
+
+
+@cache
+def _mma4_on(device: torch.device, n: int, k: int, token_tiles: int) -> Mma4Cut:
+    has = torch.cuda.get_device_properties(device)
+    return mma4_cut(
+        n, k, token_tiles, has.multi_processor_count, has.major >= 9, has.shared_memory_per_block_optin
+    )
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:

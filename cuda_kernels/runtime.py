@@ -14,6 +14,7 @@ Macros select compile-time mutants (`mutants`). A runtime is not shared between 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -28,8 +29,9 @@ from cuda_kernels.sources import Library, Parameter, Signature, SourceError, lib
 THREADS = 128
 
 Size = int | tuple[int, ...]
-# Of a kernel: what starts it on a device, over so many blocks of so many threads, with converted arguments.
-Launcher = Callable[[torch.device, Size, Size, list[Any]], None]
+# Of a kernel: what starts it on a device, over so many blocks of so many threads, with converted arguments, blocks of a
+# cluster and bytes of shared memory.
+Launcher = Callable[[torch.device, Size, Size, list[Any], int, int], None]
 
 _DTYPES = {
     "i8": (torch.int8,),
@@ -41,6 +43,7 @@ _DTYPES = {
     "float": (torch.float32,),
 }
 _CTYPES: dict[str, Any] = {"int": ctypes.c_int32, "long long": ctypes.c_int64, "float": ctypes.c_float}
+_SHARED_WITHOUT_ASKING = 48 << 10  # bytes of dynamic shared memory
 _RANGES = {"int": 2**31, "long long": 2**63}
 
 
@@ -72,9 +75,15 @@ class Runtime:
         self.signatures = self._library.signatures(self._names)
         self._launchers: dict[str, Launcher] = {}
 
-    def launch(self, kernel: str, blocks: Size, threads: Size, *arguments: Any) -> None:
+    def launch(
+        self, kernel: str, blocks: Size, threads: Size, *arguments: Any, cluster: int = 1, shared: int = 0
+    ) -> None:
         """Start a kernel over a grid of blocks of threads (up to three dimensions each, x first); nothing runs where
-        there is no block. Raises LaunchError (arguments), CompileError, SourceError (no such kernel), DeviceError."""
+        there is no block. cluster: how many neighbours along x form a thread-block cluster (sm_90 and newer); blocks
+        are all of them, a multiple of it. shared: bytes of dynamic shared memory of a block. Raises LaunchError
+        (arguments), CompileError, SourceError (no such kernel), DeviceError."""
+        if (blocks if isinstance(blocks, int) else blocks[0]) % cluster:
+            raise LaunchError(f"{kernel}: {blocks} blocks are no whole clusters of {cluster}")
         launcher = self._launchers.get(kernel) or self._load(kernel)
         parameters = self.signatures[kernel].parameters
         if len(arguments) != len(parameters):
@@ -94,7 +103,7 @@ class Runtime:
                     )
                 place = argument.device
         if blocks and (isinstance(blocks, int) or all(blocks)):
-            launcher(place or self.device, blocks, threads, passed)
+            launcher(place or self.device, blocks, threads, passed, cluster, shared)
 
     def _pointer(self, tensor: Any, parameter: Parameter, kernel: str) -> int:
         if not isinstance(tensor, torch.Tensor):
@@ -184,27 +193,33 @@ class CudaRuntime(Runtime):
         nvrtc_version()
         self.device = torch.device("cuda")
         torch.zeros(1, device=self.device)  # torch makes the context that cuda-core then finds
-        self._configs: dict[tuple[Size, Size], Any] = {}
+        self._configs: dict[tuple[Size, Size, int, int], Any] = {}
         self._streams: dict[tuple[int, int], Any] = {}
         self._codes: dict[tuple[str, str], Any] = {}
 
     def _launcher(self, signature: Signature) -> Launcher:
         kernels: dict[int, Any] = {}  # by device
+        allowed: dict[int, int] = {}  # bytes of dynamic shared memory
 
-        def start(place: torch.device, blocks: Size, threads: Size, passed: list[Any]) -> None:
+        def start(
+            place: torch.device, blocks: Size, threads: Size, passed: list[Any], cluster: int, shared: int
+        ) -> None:
             current = torch.cuda.current_device()
             index = current if place.index is None else place.index
             if index != current:
                 with torch.cuda.device(index):
-                    return start(place, blocks, threads, passed)
+                    return start(place, blocks, threads, passed, cluster, shared)
             kernel = kernels.get(index)
             if kernel is None:
                 kernel = kernels[index] = self._kernel(signature, index)
+            if shared > allowed.get(index, _SHARED_WITHOUT_ASKING):
+                _allow_shared(signature.kernel, kernel, index, shared)
+                allowed[index] = shared
             _asked(
                 signature.kernel,
                 self._core.launch,
                 self._stream(index),
-                self._config(blocks, threads),
+                self._config(blocks, threads, cluster, shared),
                 kernel,
                 *passed,
             )
@@ -225,10 +240,17 @@ class CudaRuntime(Runtime):
             source, architecture or _architecture(torch.cuda.current_device()), macros, self._library
         )
 
-    def _config(self, blocks: Size, threads: Size) -> Any:
-        config = self._configs.get((blocks, threads))
+    def _config(self, blocks: Size, threads: Size, cluster: int, shared: int) -> Any:
+        key = blocks, threads, cluster, shared
+        config = self._configs.get(key)
         if config is None:
-            config = self._configs[blocks, threads] = self._core.LaunchConfig(grid=blocks, block=threads)
+            options: dict[str, Any] = {"grid": blocks, "block": threads}
+            if shared:
+                options["shmem_size"] = shared
+            if cluster > 1:  # with clusters cuda-core counts a grid in them
+                x, *others = (blocks,) if isinstance(blocks, int) else blocks
+                options |= {"grid": (x // cluster, *others), "cluster": cluster}
+            config = self._configs[key] = self._core.LaunchConfig(**options)
         return config
 
     def _stream(self, index: int) -> Any:
@@ -244,6 +266,15 @@ class CudaRuntime(Runtime):
 
 def _architecture(index: int) -> str:
     return "sm_{}{}".format(*torch.cuda.get_device_capability(index))
+
+
+def _allow_shared(what: str, kernel: Any, index: int, size: int) -> None:
+    """Let a kernel have so many bytes of dynamic shared memory on a device."""
+    driver = importlib.import_module("cuda.bindings.driver")
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    (status,) = driver.cuKernelSetAttribute(attribute, size, kernel.handle, driver.CUdevice(index))
+    if int(status) != 0:
+        raise DeviceError(f"CUDA error: {what}: {size} bytes of shared memory: {status.name}")
 
 
 def _asked(what: str, call: Callable[..., Any], *arguments: Any) -> Any:
@@ -284,7 +315,9 @@ class HostRuntime(Runtime):
             ctypes.c_void_p if p.pointer else _CTYPES[p.kind] for p in signature.parameters
         ]
 
-        def start(place: torch.device, blocks: Size, threads: Size, passed: list[Any]) -> None:
+        def start(
+            place: torch.device, blocks: Size, threads: Size, passed: list[Any], cluster: int, shared: int
+        ) -> None:
             function(*_three(blocks), *_three(threads), *passed)
 
         return start

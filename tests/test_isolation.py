@@ -79,8 +79,8 @@ def test_the_fallback_of_a_backend_is_no_kernel_of_its_own():
     case = next(c for c in all_cases().values() if c.operation == "dequantize" and c.quick)
     right = np.ones((2, 2))
 
-    def verdict(kernels, shape=(2, 2)):
-        answer = Answer((np.ones(shape),), kernels=kernels)
+    def verdict(kernels, shape=(2, 2), beside=()):
+        answer = Answer((np.ones(shape), *beside), kernels=kernels)
         goal = ArrayGoal(case, right[: shape[0]], lambda m: right, ())
         return decide(case, "planted", Support.yes(), answer, lambda: goal, "marlin|Marlin").outcome
 
@@ -89,6 +89,7 @@ def test_the_fallback_of_a_backend_is_no_kernel_of_its_own():
     assert verdict(("cutlass::gemm", "marlin::Marlin<128>")) is Outcome.CONFORMS
     assert verdict(None) is Outcome.CONFORMS  # nobody looked
     assert verdict((), shape=(0, 2)) is Outcome.CONFORMS  # nothing to launch
+    assert verdict((), shape=(0, 2), beside=[np.ones((1, 1))]) is Outcome.CONFORMS  # a static scale needs no kernel
 
 
 def test_shards_are_equal_parts_and_make_the_whole():

@@ -7,7 +7,10 @@ import pytest
 
 from conformance.cases import all_cases
 from conformance.errors import RunError
-from conformance.report.document import read, schema
+from conformance.exitcodes import ExitCode
+from conformance.ledger import Ledger
+from conformance.report.document import Report, environment, read, schema
+from conformance.verdict import Outcome, Verdict
 
 QUERY = "{packing,dequantize,linear,validation}/w4*"
 
@@ -42,6 +45,20 @@ def test_it_names_versions_contract_and_selection(report):
 def test_cases_cite_their_clauses(report):
     for record in report.report["cases"]:
         assert tuple(report.report["clauses"][record["clauses"]]) == all_cases()[record["case"]].clauses
+
+
+def test_kernels_stand_once_and_none_at_all_is_said(tmp_path):
+    ids = list(all_cases())[:4]
+    ledger = Ledger()
+    for case, kernels in zip(ids, (("a", "b"), ("b",), (), None), strict=True):
+        ledger.plan([case])
+        ledger.enter(case, Verdict(case, "planted", Outcome.CONFORMS, "", kernels=kernels))
+    chosen = {"set": "quick", "shard": "1/1", "queries": [], "keyword": ""}
+    report = Report(environment([]), chosen, ["quantcts"], path=tmp_path / "report.json")
+    report.finish(ledger, ExitCode.AS_EXPECTED)
+    written = read(tmp_path / "report.json")
+    assert written["kernels"] == ["a", "b"]
+    assert [case.get("kernels") for case in written["cases"]] == [[0, 1], [1], [], None]
 
 
 def test_the_matrix_has_a_word_for_every_cell(report):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -18,14 +19,16 @@ def launched(call: Callable[[], Any]) -> tuple[str, ...] | None:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
+    # The profiler would take CUPTI down after each use and set it up for the next, at ten times the cost of the call.
+    os.environ.setdefault("TEARDOWN_CUPTI", "0")
     try:
         with profile(activities=[ProfilerActivity.CUDA], acc_events=False) as record:
             call()
             torch.cuda.synchronize()
-        events = record.events() or []
+        events = record.profiler.kineto_results.events()
     except RuntimeError:  # no CUPTI, or another profiler has it
         return None
-    names = (event.name for event in events if event.device_type == torch.autograd.DeviceType.CUDA)
+    names = (event.name() for event in events if event.device_type() == torch.autograd.DeviceType.CUDA)
     return tuple(dict.fromkeys(short(name) for name in names if not name.startswith(("Memcpy", "Memset"))))
 
 

@@ -183,7 +183,7 @@ def _case(verdict: Verdict, kernels: dict[str, int], clauses: dict[tuple[str, ..
     record = verdict.to_json()
     for name in ("oracle_seconds", "backend_seconds"):
         record[name] = round(record[name], 5)
-    if verdict.kernels:
+    if verdict.kernels is not None:
         record["kernels"] = [kernels.setdefault(name, len(kernels)) for name in verdict.kernels]
     case = all_cases().get(verdict.case)
     if case is not None:
