@@ -295,7 +295,7 @@ def compared_beyond(monkeypatch, backend, m, n):
     return goal.compare(tuple(output.array for output in seen.outputs)), len(seen.outputs)
 
 
-@pytest.mark.parametrize(("m", "n", "windows"), [(1, 1000, 3), (300, 250, 6)])
+@pytest.mark.parametrize(("m", "n", "windows"), [(1, 1000, 3), (300, 250, 6), (600, 64, 3)])
 @pytest.mark.parametrize("backend", [NumpyBackend(), CompressedTensorsBackend()], ids=lambda b: b.name)
 def test_outputs_beyond_the_boundary_are_those_of_a_small_layer(monkeypatch, backend, m, n, windows):
     comparison, count = compared_beyond(monkeypatch, backend, m, n)

@@ -5,6 +5,7 @@ import json
 import jsonschema
 import pytest
 
+from conformance.backends.numpy import NumpyBackend
 from conformance.cases import all_cases
 from conformance.errors import RunError
 from conformance.exitcodes import ExitCode
@@ -54,7 +55,7 @@ def test_kernels_stand_once_and_none_at_all_is_said(tmp_path):
         ledger.plan([case])
         ledger.enter(case, Verdict(case, "planted", Outcome.CONFORMS, "", kernels=kernels))
     chosen = {"set": "quick", "shard": "1/1", "queries": [], "keyword": ""}
-    report = Report(environment([]), chosen, ["quantcts"], path=tmp_path / "report.json")
+    report = Report(environment([NumpyBackend()]), chosen, ["quantcts"], path=tmp_path / "report.json")
     report.finish(ledger, ExitCode.AS_EXPECTED)
     written = read(tmp_path / "report.json")
     assert written["kernels"] == ["a", "b"]

@@ -2,7 +2,8 @@
 
 For every compile-time mutant the quick cases of what its source computes are asked, a tier at a time, until one
 refuses it: `exact` (no tolerance), `bounded` (random data within the bound), `conduct` (repeated calls, bands around
-allocations). Each mutant has a process of its own, several at a time. Exit code 1 if one survives all tiers.
+allocations, tensors beyond 2^31 elements). Each mutant has a process of its own, several at a time. Exit code 1 if one
+survives all tiers, or if one of the cases that refused a mutant refuses the kernels without a fault as well.
 """
 
 from __future__ import annotations
@@ -85,13 +86,13 @@ def tier_of(case: Case) -> str:
     return "bounded" if judged_by_bound and case.recipe in (*_BOUNDED, "limits", "wide") else "exact"
 
 
-def judged(backend: Any, case: Case) -> Verdict | None:
+def judged(backend: Any, case: Case, spec: str) -> Verdict | None:
     """The verdict of the case's suite; without a diagnosis, which nobody reads here."""
 
     def end(verdict: Verdict) -> None:
         raise Refused
 
-    subject = Subject(backend, case)
+    subject = Subject(backend, case, spec)
     judge = Judge(subject, end)
     with contextlib.suppress(Refused):
         SUITES[case.operation](case, subject, judge)
@@ -101,11 +102,12 @@ def judged(backend: Any, case: Case) -> Verdict | None:
 def killer(name: str, source: str) -> dict[str, Any]:
     """The first tier that refuses the mutant, with its case and how many were asked before; no tier: it survives."""
     _without_diagnosis()
-    backend = load_backend(f"conformance.backends.cuda_mutants:gpu.{name}")
+    spec = f"conformance.backends.cuda_mutants:gpu.{name}"
+    backend = load_backend(spec)
     for tier in TIERS:
         start = time.monotonic()
         for asked, case in enumerate(_cases(source, tier), 1):
-            verdict = judged(backend, case)
+            verdict = judged(backend, case, spec)
             if verdict is not None and verdict.fails:
                 said = f"{verdict.outcome}: {verdict.detail[:200]}"
                 return {"mutant": name, "tier": tier, "case": case.id, "asked": asked, "said": said}
@@ -119,7 +121,16 @@ def _cases(source: str, tier: str) -> Iterator[Case]:
     chosen = [c for c in all_cases().values() if c.quick and c.operation in operations and tier_of(c) == tier]
     # From all over the matrix, so that the first hundred meet every width and shape.
     step = 37 if len(chosen) % 37 else 41
-    return (chosen[i * step % len(chosen)] for i in range(len(chosen)))
+    yield from (chosen[i * step % len(chosen)] for i in range(len(chosen)))
+    if tier == "conduct":
+        yield from (c for c in all_cases().values() if c.operation in operations and c.recipe == "overflow")
+
+
+def refused_although_sound(cases: list[str]) -> dict[str, str]:
+    """What the suites say of the kernels without a fault, for the cases that refused a mutant: case -> words."""
+    backend = load_backend("cuda_kernels")
+    verdicts = {case: judged(backend, all_cases()[case], "cuda_kernels") for case in dict.fromkeys(cases)}
+    return {case: f"{v.outcome}: {v.detail[:300]}" for case, v in verdicts.items() if v is not None and v.fails}
 
 
 def _without_diagnosis() -> None:
@@ -162,15 +173,19 @@ def main() -> None:
     print(
         f"killed {len(matrix) - len(survivors)} of {len(matrix)}; by tier: {by_tier}; survivors: {survivors}"
     )
+    with ProcessPoolExecutor(1, context) as pool:
+        alarms = pool.submit(refused_although_sound, [r["case"] for r in matrix if r["tier"]]).result()
+    print(f"the same cases on the kernels without a fault: refused {len(alarms)}: {alarms}")
     if arguments.report:
         backend = load_backend("cuda_kernels")
         document = {
             "environment": environment([backend]),
             "killed": len(matrix) - len(survivors),
             "by_tier": by_tier,
+            "refused_although_sound": alarms,
         }
         arguments.report.write_text(json.dumps({**document, "mutants": matrix}, indent=1) + "\n", "utf-8")
-    sys.exit(1 if survivors else 0)
+    sys.exit(1 if survivors or alarms else 0)
 
 
 if __name__ == "__main__":

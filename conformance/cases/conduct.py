@@ -13,7 +13,7 @@
 | graph       | captured in a CUDA graph, replayed with other inputs        | right, or the capture refused     |
 | canary      | bands around every allocation, memory full of NaN           | the bands are whole               |
 | device      | tensors on cuda:1 while cuda:0 is current                   | right, or refused with a message  |
-| overflow    | more than 2^31 weights or outputs                           | right                             |
+| overflow    | more than 2^31 weights, outputs or activations              | right                             |
 
 What follows `empty` is asked of CUDA devices alone; `overflow` takes most of a GPU and is judged only where a query
 names it.
@@ -46,8 +46,8 @@ EVERYWHERE = ("repeat", "strided", "batch", "graph", "canary")
 IN_TURN = ("inputs", "outputs", "alternating", "empty", "stream", "device")
 # A process of its own for each takes seconds.
 SLOW = ("canary",)
-# (M, N, K): more than 2^31 weights; more than 2^31 outputs, and more than 2^32 bytes of them
-BEYOND = ((1, 2**18 + 2048, 8192), (65664, 32896, 128))
+# (M, N, K): more than 2^31 weights; more than 2^31 outputs, and more than 2^32 bytes of them; as many activations
+BEYOND = ((1, 2**18 + 2048, 8192), (65664, 32896, 128), (2**18 + 2048, 64, 8192))
 
 
 def conduct_cases() -> Iterator[Case]:

@@ -72,8 +72,9 @@ def _indices(count: int, period: int, backend: Any) -> Any:
 
 
 def _windows(m: int, n: int, k: int, rows: int, features: int) -> Iterator[tuple[int, int]]:
-    """First row and column of each, without repetition: at the ends, and where m·N + n or n·K + k passes 2^31."""
-    tops = (0, BOUNDARY // n - rows // 2, m - rows)
+    """First row and column of each, without repetition: at the ends, and where m·N + n, n·K + k or m·K + k passes
+    2^31."""
+    tops = (0, BOUNDARY // n - rows // 2, BOUNDARY // k - rows // 2, m - rows)
     lefts = (0, BOUNDARY // k - features // 2, n - features)
     found = {
         (top, left) for top in tops for left in lefts if 0 <= top <= m - rows and 0 <= left <= n - features

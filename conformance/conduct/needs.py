@@ -8,8 +8,8 @@ from conformance.backend import Backend, device_of
 from conformance.cases import Case
 
 ON_CUDA = ("stream", "graph", "canary", "device", "overflow")
-# Of an output of 2^31 numbers and of a weight that some libraries make a matrix of
-_BYTES_A_WEIGHT, _BYTES_AN_OUTPUT = 24, 4
+# Of an output of 2^31 numbers, of activations that some libraries copy, and of a weight that some make a matrix of
+_BYTES_A_WEIGHT, _BYTES_AN_OUTPUT, _BYTES_AN_ACTIVATION = 24, 4, 6
 
 
 def lacking(case: Case, backend: Backend) -> str | None:
@@ -25,7 +25,9 @@ def lacking(case: Case, backend: Backend) -> str | None:
     if check == "device":
         return _other_device()
     if check == "overflow":
-        return _room(case.n * case.k * _BYTES_A_WEIGHT + case.m * case.n * _BYTES_AN_OUTPUT)
+        weights, outputs, activations = case.n * case.k, case.m * case.n, case.m * case.k
+        needed = weights * _BYTES_A_WEIGHT + outputs * _BYTES_AN_OUTPUT + activations * _BYTES_AN_ACTIVATION
+        return _room(needed)
     return None
 
 

@@ -26,7 +26,7 @@ def conduct_problems(case: Case) -> list[Problem]:
     """The layers that the check is given: one, two of one shape for `alternating`."""
     layer = replace(case.plain, recipe="random", m=case.m or ROWS)
     if case.recipe == "overflow":
-        layer = replace(layer, m=min(case.m, large.ROWS), n=large.FEATURES)
+        layer = replace(layer, m=min(case.m, large.ROWS), n=min(case.n, large.FEATURES))
     layers = [layer, replace(layer, seed=1)] if case.recipe == "alternating" else [layer]
     return [moe_problem(one) if one.experts else linear_problem(one) for one in layers]
 

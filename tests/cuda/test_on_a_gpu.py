@@ -21,7 +21,7 @@ SAID = {
     "illegal_address": "illegal memory access",
     "misaligned_address": "misaligned address",
     "assert": "assert",
-    "trap": "launch failure",
+    "trap": "CUDA_ERROR_LAUNCH_FAILED",
     "endless": "no answer within 6 seconds",
 }
 
