@@ -186,9 +186,8 @@ class Keeper:
             self._enter(key, verdict)
         if self.config.option.keyword:
             return
-        for backend in self.backends.values():
-            if isinstance(backend, RemoteBackend) and backend.description.prepares:
-                compile_first(backend, self.cases, write)
+        remote = [b for b in self.backends.values() if isinstance(b, RemoteBackend)]
+        compile_first([b for b in remote if b.description.prepares], self.cases, write)
         self.started = time.monotonic()
 
     @pytest.hookimpl(optionalhook=True)

@@ -235,11 +235,13 @@ def mma4_cut(n: int, k: int, token_tiles: int, sms: int, clusters: bool, memory:
         waves = blocks_for(blocks_for(row_tiles, 1 << side_log), sms // cluster or 1)
         return waves * ((blocks_for(column_blocks, cluster) << side_log) + _WAVE), -side_log, cluster
 
-    sizes = [c for c in (1, 2, 4, 8) if c == 1 or (clusters and c <= column_blocks)]
+    sizes = (
+        (1, 2) if clusters and column_blocks > 1 else (1,)
+    )  # larger ones do not all fit on a device at once
     side_log, cluster = min(((s, c) for s in (1, 2, 3, 4) for c in sizes), key=lambda pair: cost(*pair))
     range_ = blocks_for(column_blocks, cluster)
-    stages = 4 if memory >= 200 << 10 else 3 if memory >= 160 << 10 else 2  # STAGES of linear_mma.cu
-    ring, packed = stages * (32 << 10), token_tiles * (2 << 10)
+    stages = 3 if token_tiles == 1 and memory >= 160 << 10 else 2  # STAGES_OF of linear_mma.cu
+    ring, packed = stages * (32 << 10), token_tiles * (2 << 10) + (128 << side_log) + 16
     splits = 16 >> side_log
     packed_blocks = min((memory - ring) // packed // splits, blocks_for(range_, splits)) * splits
     blocks = blocks_for(row_tiles, 1 << side_log) * cluster

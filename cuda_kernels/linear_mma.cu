@@ -11,8 +11,9 @@
 //
 // Time is what memory takes, if enough of it is on its way: words are copied to shared memory several steps ahead, each
 // lane's by itself and for itself, so that it waits for nobody. The 16 warps of a block share the activations; the more
-// of them are neighbours along n, the less often x is read. K is then split over the blocks of a cluster, which add
-// their sums through each other's shared memory.
+// of them are neighbours along n, the less often x is read. Activations, scales and zero points are put in order in
+// shared memory before the first step, so that the steps read nothing else from memory but words. K is then split over
+// the blocks of a cluster, which add their sums through each other's shared memory.
 #include "weights.cuh"
 
 #define WARPS_LOG 4
@@ -22,15 +23,14 @@
 #define PIECES (2 * TILES)  // of 16 bytes, which a lane takes in a step: of rows 8 apart
 #define SLOT (PIECES * 32)  // pieces that a warp takes in a step
 #define PACKED_X (4 * 32)   // pieces of 16 bytes, 8 tokens of a block of columns
-#define MOST_BLOCKS 8       // of a cluster
+#define MOST_BLOCKS 2       // of a cluster
 
-// How many steps of words are in shared memory or on their way there, 32 KB each.
+// How many steps of words are in shared memory or on their way there, 32 KB each. Of 227 KB two leave room for 16
+// tokens of 4096 columns. linear.py counts alike.
 #if __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
-#define STAGES 2  // a block has 99 KB
-#elif __CUDA_ARCH__ >= 900
-#define STAGES 4  // 227 KB
+#define STAGES_OF(token_tiles) 2  // a block has 99 KB
 #else
-#define STAGES 3  // 163 KB
+#define STAGES_OF(token_tiles) ((token_tiles) == 1 ? 3 : 2)  // 163 KB, or 227 KB from sm_90 on
 #endif
 
 // ---- copies to shared memory that a thread does not wait for
@@ -49,7 +49,10 @@ QCTS_INLINE void copy_ahead(u32 to, const uint4* from) {
 QCTS_INLINE void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Until of the groups of this thread's copies only the last STAGES - 1 may be on their way.
-QCTS_INLINE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory"); }
+template <int STAGES>
+QCTS_INLINE void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
+}
 
 QCTS_INLINE uint4 copied(u32 address) {
   uint4 v;
@@ -124,11 +127,10 @@ QCTS_INLINE float of_peer(u32 address, int peer) {
 QCTS_INLINE u32 low_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x5410); }
 QCTS_INLINE u32 high_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x7632); }
 
-// Two numbers -(128 + zero) in bf16, or -(1024 + zero) in fp16.
+// -(128 + zero) in bf16, or -(1024 + zero) in fp16.
 template <int DTYPE>
 QCTS_INLINE u32 negated_offset(u32 zero) {
-  u32 number = (DTYPE == BF16 ? 0xc300 : 0xe400) | zero;
-  return number << 16 | number;
+  return (DTYPE == BF16 ? 0xc300 : 0xe400) | zero;
 }
 
 // Codes i and i + 4 of a word, less the zero point, as two numbers of 16 bits.
@@ -163,52 +165,98 @@ QCTS_INLINE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 
 // ---- the product
 
-// Columns of x, so many blocks of them from `first` on, put into pairs and into the order in which lanes read them:
-// (blocks, TOKEN_TILES, 4 words, 32 lanes). Tokens that are not there are zeros.
+// Where in shared memory the steps find what meets the words, of so many blocks of columns from `first` on.
+//
+// x: in pairs, (blocks, TOKEN_TILES, 4 words, 32 lanes); of odd words lanes are swapped by fours, so that a warp that
+// writes whole sectors of x reaches all banks alike. Tokens that are not there stay whatever was there: they are columns
+// of the product that nobody asks for.
+// factors: (blocks, side, 8 lines, PIECES), padded by 16 bytes a block against conflicts. Each is the scale's bits, and
+// above them the negated offset. A group of several blocks is there once for each.
+struct Table {
+  uint4 *x, *factors;
+  int first, blocks;
+};
+
+QCTS_INLINE int factors_of_block(int side) { return side * 8 + 1; }  // pieces of 16 bytes
+
+// What a thread moves to the table at a time: 16 bytes of each token, scales of eight rows. It is loaded all at once,
+// and stored when all of that is on its way.
+#define X_AT_ONCE (2 * WARPS)    // blocks of columns
+#define FACTORS_AT_ONCE WARPS    // tiles of a warp's rows and 8 blocks
 template <int TOKEN_TILES>
-QCTS_INLINE void pack_activations(const u16* x, int k, int tokens, int first, int blocks, uint4* packed) {
-  // A warp takes two tokens, 256 bytes of each: whole lines of x, and every bank of shared memory alike.
-  int quad = threadIdx.x % 4, word = threadIdx.x / 8 % 4, line = threadIdx.x / 32 % 4 * 2 + threadIdx.x / 4 % 2;
-  int tile = threadIdx.x / PACKED_X, token = tile % TOKEN_TILES * 8 + line;
-  constexpr int TILES_AT_ONCE = 32 * WARPS / PACKED_X, BLOCKS_AT_ONCE = TILES_AT_ONCE / TOKEN_TILES;
-  int block = tile / TOKEN_TILES;
-  const u16* from = x + (long long)token * k + (first + block) * BLOCK_COLUMNS + quad * 32 + word * 8;
-  uint4* to = packed + (tile * 4 + word) * 32 + line * 4 + quad;
-  for (; block < blocks; block += 4 * BLOCKS_AT_ONCE) {
-    uint4 loaded[4];  // on their way together
-    for (int j = 0; j < 4; j++) {
-      bool there = token < tokens && block + j * BLOCKS_AT_ONCE < blocks;
-      loaded[j] = there ? __ldg((const uint4*)(from + j * BLOCKS_AT_ONCE * BLOCK_COLUMNS)) : uint4{0, 0, 0, 0};
+struct Batch {
+  uint4 x[8 * TOKEN_TILES];
+  u16 scale[8];
+  u32 zero_points;  // of these eight rows
+};
+
+// A thread's share of x in a batch: a warp has two blocks, whole sectors for every eight lanes.
+struct XPlace {
+  int block, quad, word;
+};
+
+QCTS_INLINE XPlace x_place(int batch) {
+  int lane = threadIdx.x % 32;
+  return {batch * X_AT_ONCE + (int)threadIdx.x / 32 * 2 + lane / 16, lane / 2 % 4, lane % 2 + lane / 8 % 2 * 2};
+}
+
+// And of the factors: 8 lines of one piece in one block.
+struct FactorPlace {
+  int block, tile, piece;
+};
+
+QCTS_INLINE FactorPlace factor_place(int batch, int side_log) {
+  int lane = threadIdx.x % 32, number = batch * FACTORS_AT_ONCE + threadIdx.x / 32;
+  return {(number >> side_log) * 8 + lane / 4, number & (1 << side_log) - 1, lane % 4};
+}
+
+template <int TOKEN_TILES>
+QCTS_INLINE void load_batch(Batch<TOKEN_TILES>& loaded, int batch, const Table& table, const u16* x, int tokens,
+                            const Weight& w, int rows_before, int side_log) {
+  FactorPlace f = factor_place(batch, side_log);
+  int row = rows_before + f.tile * 16 * TILES + f.piece * 8;
+  if (f.block < table.blocks && row < w.n) {
+    u32 group = (u32)(table.first + f.block) / (u32)(w.group_size / BLOCK_COLUMNS);
+    const u16* from = w.scale + ((u32)row * w.groups + group);
+    for (int line = 0; line < 8; line++) loaded.scale[line] = __ldg(from + line * w.groups);
+    loaded.zero_points = w.zero_point ? __ldg(w.zero_point + ((u32)row / 8 * w.groups + group)) : 0x88888888;
+  }
+  XPlace a = x_place(batch);
+  if (a.block < table.blocks) {
+    const u16* from = x + ((table.first + a.block) * BLOCK_COLUMNS + a.quad * 32 + a.word * 8);
+    for (int token = 0; token < 8 * TOKEN_TILES; token++) {
+      if (token < tokens) loaded.x[token] = __ldg((const uint4*)(from + (long long)token * w.k));
     }
-    for (int j = 0; j < 4; j++) {
-      uint4 v = loaded[j];
+  }
+}
+
+template <int DTYPE, int TOKEN_TILES>
+QCTS_INLINE void store_batch(const Batch<TOKEN_TILES>& loaded, int batch, const Table& table, int tokens, int n,
+                             int rows_before, int side_log) {
+  XPlace a = x_place(batch);
+  if (a.block < table.blocks) {
+    uint4* to = table.x + (a.block * TOKEN_TILES * 4 + a.word) * 32;
+    for (int token = 0; token < 8 * TOKEN_TILES; token++) {
+      uint4 v = loaded.x[token];
 #ifdef QCTS_MMA_PAIRS_OF_SECOND_NEIGHBOURS
       v = {v.x, v.z, v.y, v.w};  // (0, 2), (1, 3), ... beside (0, 4), (1, 5), ... of the weight
 #endif
       v = {low_halves(v.x, v.z), high_halves(v.x, v.z), low_halves(v.y, v.w), high_halves(v.y, v.w)};
-      if (block + j * BLOCKS_AT_ONCE < blocks) to[j * TILES_AT_ONCE * PACKED_X] = v;
+      if (token < tokens) to[token / 8 * PACKED_X + (token % 8 * 4 + a.quad ^ a.word % 2 * 4)] = v;
     }
-    from += 4 * BLOCKS_AT_ONCE * BLOCK_COLUMNS;
-    to += 4 * TILES_AT_ONCE * PACKED_X;
+  }
+  FactorPlace f = factor_place(batch, side_log);
+  if (f.block < table.blocks && rows_before + f.tile * 16 * TILES < n) {
+    u32* to = (u32*)(table.factors + f.block * factors_of_block(1 << side_log) + f.tile * 8) + f.piece;
+    for (int line = 0; line < 8; line++) {
+      to[line * PIECES] = loaded.scale[line] | negated_offset<DTYPE>(loaded.zero_points >> 4 * line & 15) << 16;
+    }
   }
 }
 
-// What a lane's pieces of a step are multiplied by. Piece p is of row 8 p + line.
-struct Factors {
-  u16 scale[PIECES];
-  u32 zero_points[PIECES];  // of eight rows each
-};
-
-// first_scale, first_word: of group 0 of piece 0.
-QCTS_INLINE Factors factors_of(const Weight& w, u32 first_scale, u32 first_word, int group) {
-  Factors factors;
-  for (int p = 0; p < PIECES; p++) factors.scale[p] = __ldg(w.scale + (first_scale + group + p * 8 * w.groups));
-  if (w.zero_point) {
-    for (int p = 0; p < PIECES; p++) {
-      factors.zero_points[p] = __ldg(w.zero_point + (first_word + group + p * w.groups));
-    }
-  }
-  return factors;
+// What a lane takes in a step, to the slot of a ring, from `piece` on.
+QCTS_INLINE void copy_step(u32 slot, const uint4* pieces, u32 piece, u32 eight_rows) {
+  for (int p = 0; p < PIECES; p++) copy_ahead(slot + p * 32 * 16, pieces + (piece + p * eight_rows));
 }
 
 // TOKEN_TILES: of 8 tokens. The warps of a block are 2^side_log neighbours along n, times 2^split_log that share
@@ -217,9 +265,10 @@ template <int DTYPE, int TOKEN_TILES>
 QCTS_INLINE void project(const u16* x, const Weight& w, const u16* bias, u16* y, int tokens, int side_log, int range,
                          int packed_blocks, uint4* shared) {
   constexpr int SUMS = TILES * TOKEN_TILES * 4;  // a lane
+  constexpr int STAGES = STAGES_OF(TOKEN_TILES), STAGE = WARPS * SLOT * 16;  // bytes
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32, line = lane / 4, quad = lane % 4;
   int side = 1 << side_log, split_log = WARPS_LOG - side_log, splits = 1 << split_log, split = warp >> side_log;
-  int first_row = (cluster_number() * side + (warp & side - 1)) * 16 * TILES;
+  int neighbour = warp & side - 1, first_row = (cluster_number() * side + neighbour) * 16 * TILES;
 
   int blocks = w.k / BLOCK_COLUMNS, begin = cluster_rank() * range;
   int end = begin + range < blocks ? begin + range : blocks;
@@ -230,55 +279,63 @@ QCTS_INLINE void project(const u16* x, const Weight& w, const u16* bias, u16* y,
   u32 ring = shared_address(shared + warp * SLOT + lane), slot = ring;
   u32 piece = (u32)(first_row + line) * (w.k / 32) + (begin + split) * 4 + quad, eight_rows = w.k / 4;
   const uint4* pieces = (const uint4*)w.words;
-  for (int s = 0; s < STAGES; s++) {
-    if (s < steps) {
-      for (int p = 0; p < PIECES; p++) {
-        copy_ahead(ring + (s * WARPS * SLOT + p * 32) * 16, pieces + (piece + p * eight_rows));
-      }
-      piece += splits * 4;
-    }
-    end_of_copies();
-  }
+  // One step keeps memory busy. What the first step needs besides comes next, before it would have to queue behind the
+  // rest of the ring.
+  if (steps > 0) copy_step(ring, pieces, piece, eight_rows);
+  end_of_copies();
 
-  int blocks_of_group = w.group_size / BLOCK_COLUMNS;
-  u32 first_scale = (u32)(first_row + line) * w.groups, first_word = (u32)first_row / 8 * w.groups;
-  u32 offset[PIECES];
-  for (int p = 0; p < PIECES; p++) offset[p] = negated_offset<DTYPE>(8);
-  Factors next = {};
-  if (steps > 0) next = factors_of(w, first_scale, first_word, (begin + split) / blocks_of_group);
-
-  uint4* packed = shared + STAGES * WARPS * SLOT;
+  uint4* const packed = shared + STAGES * WARPS * SLOT;
+  uint4* const factors = packed + packed_blocks * TOKEN_TILES * PACKED_X;
   float sums[TILES][TOKEN_TILES][4] = {};
   int step = 0;
   for (int first = begin; first < end; first += packed_blocks) {
     if (first != begin) __syncthreads();  // all are done with the columns before
-    int here = end - first < packed_blocks ? end - first : packed_blocks;
-    pack_activations<TOKEN_TILES>(x, w.k, tokens, first, here, packed);
+    Table table = {packed, factors, first, end - first < packed_blocks ? end - first : packed_blocks};
+    int rows_before = first_row - neighbour * 16 * TILES, numbers = (table.blocks + 7) / 8 * side;
+#pragma unroll 1
+    for (int batch = 0; batch * X_AT_ONCE < table.blocks || batch * FACTORS_AT_ONCE < numbers; batch++) {
+      Batch<TOKEN_TILES> loaded;
+      load_batch(loaded, batch, table, x, tokens, w, rows_before, side_log);
+      if (first == begin && batch == 0) {
+        for (int s = 1; s < STAGES; s++) {
+          piece += splits * 4;
+          if (s < steps) copy_step(ring + s * STAGE, pieces, piece, eight_rows);
+          end_of_copies();
+        }
+      }
+      store_batch<DTYPE>(loaded, batch, table, tokens, w.n, rows_before, side_log);
+    }
     __syncthreads();
+
     const uint4* activations = packed + split * TOKEN_TILES * PACKED_X + lane;
+    const uint4* factor = factors + split * factors_of_block(side) + neighbour * 8 + line;
+    int of_odd_words = (lane ^ 4) - lane;
     int after = (first - begin + packed_blocks) >> split_log;
     if (after > steps) after = steps;
 #pragma unroll 1
     for (; step < after; step++) {
-      float scale[PIECES];
-      for (int p = 0; p < PIECES; p++) scale[p] = to_float(next.scale[p], DTYPE);
-      if (w.zero_point) {
-        for (int p = 0; p < PIECES; p++) offset[p] = negated_offset<DTYPE>(next.zero_points[p] >> 4 * line & 15);
-      }
-      int block = begin + split + ((step + 1 < steps ? step + 1 : step) << split_log);
-      next = factors_of(w, first_scale, first_word, blocks_of_group == 1 ? block : block / blocks_of_group);
-
-      wait_for_copies();
+      wait_for_copies<STAGES>();
       u32 words[PIECES][4];
       for (int p = 0; p < PIECES; p++) {
         uint4 v = copied(slot + p * 32 * 16);
         words[p][0] = v.x, words[p][1] = v.y, words[p][2] = v.z, words[p][3] = v.w;
       }
+      uint4 f = *factor;
+      u32 both[PIECES] = {f.x, f.y, f.z, f.w}, offset[PIECES];
+      for (int p = 0; p < PIECES; p++) offset[p] = high_halves(both[p], both[p]);
+
+      // The words are in registers: the slot is free before they are spent.
+      piece += splits * 4;
+      if (step + STAGES < steps) copy_step(slot, pieces, piece, eight_rows);
+      end_of_copies();
+      slot = slot == ring + (STAGES - 1) * STAGE ? ring : slot + STAGE;
 
       float products[TILES][TOKEN_TILES][4] = {};
       for (int word = 0; word < 4; word++) {
         uint4 b[TOKEN_TILES];  // pair i of word: columns (i, i + 4)
-        for (int m = 0; m < TOKEN_TILES; m++) b[m] = activations[(m * 4 + word) * 32];
+        for (int m = 0; m < TOKEN_TILES; m++) {
+          b[m] = activations[(m * 4 + word) * 32 + (word % 2 ? of_odd_words : 0)];
+        }
         for (int t = 0; t < TILES; t++) {
           for (int i = 0; i < 4; i += 2) {
             u32 a[4];
@@ -294,18 +351,13 @@ QCTS_INLINE void project(const u16* x, const Weight& w, const u16* bias, u16* y,
       }
       for (int t = 0; t < TILES; t++) {
         for (int m = 0; m < TOKEN_TILES; m++) {
-          for (int c = 0; c < 4; c++) sums[t][m][c] += products[t][m][c] * scale[2 * t + c / 2];
+          for (int c = 0; c < 4; c++) {
+            sums[t][m][c] += products[t][m][c] * to_float((u16)both[2 * t + c / 2], DTYPE);
+          }
         }
       }
       activations += splits * TOKEN_TILES * PACKED_X;
-
-      // The words of this slot are spent.
-      if (step + STAGES < steps) {
-        for (int p = 0; p < PIECES; p++) copy_ahead(slot + p * 32 * 16, pieces + (piece + p * eight_rows));
-        piece += splits * 4;
-      }
-      end_of_copies();
-      slot = slot == ring + (STAGES - 1) * WARPS * SLOT * 16 ? ring : slot + WARPS * SLOT * 16;
+      factor += splits * factors_of_block(side);
     }
   }
 
@@ -331,17 +383,20 @@ QCTS_INLINE void project(const u16* x, const Weight& w, const u16* bias, u16* y,
     // Where the mma leaves it.
     int token = 8 * m + 2 * quad + c % 2, row = rows_before + of * 16 * TILES + 16 * t + 8 * (c / 2) + line;
     if (row >= w.n || token >= tokens) continue;
-    float sum = 0.0f;
-#pragma unroll 1
-    for (int part = 0; part < splits; part++) {
-      u32 theirs = shared_address(shared + (part * side + of) * SLOT) + (s * 32 + lane) * 4;
-      float parts[MOST_BLOCKS];  // the reads of all are on their way together
-      for (int peer = 0; peer < MOST_BLOCKS; peer++) parts[peer] = peer < cluster ? of_peer(theirs, peer) : 0.0f;
+    float parts[WARPS][MOST_BLOCKS];  // the reads of all are on their way together
+    for (int part = 0; part < WARPS; part++) {
+      u32 theirs = shared_address(shared + of * SLOT) + (s * 32 + lane) * 4 + part * side * SLOT * 16;
+      for (int peer = 0; peer < MOST_BLOCKS; peer++) {
+        parts[part][peer] = part < splits && peer < cluster ? of_peer(theirs, peer) : 0.0f;
+      }
+    }
 #ifdef QCTS_SPLIT_DROPPED
-      if (cluster > 1) parts[1] = 0.0f;
-      else if (part == 1) parts[0] = 0.0f;
+    for (int part = 0; part < WARPS; part++) parts[part][1] = 0.0f;
+    if (cluster == 1) parts[1][0] = 0.0f;
 #endif
-      for (int peer = 0; peer < MOST_BLOCKS; peer++) sum += parts[peer];
+    float sum = 0.0f;
+    for (int part = 0; part < WARPS; part++) {
+      for (int peer = 0; peer < MOST_BLOCKS; peer++) sum += parts[part][peer];
     }
     y[(long long)token * w.n + row] = output_of(sum, nullptr, token, bias, row, w.n, DTYPE);
   }
@@ -352,9 +407,9 @@ QCTS_INLINE void project(const u16* x, const Weight& w, const u16* bias, u16* y,
 // x: (tokens, k) of 16 bits; words, scale, zero_point, bias as in weights.cuh, of one matrix. k and group_size are
 // multiples of 128, n of 32, tokens at most 16; x and words begin at multiples of 16 bytes. side_log: 0 to 4. range:
 // how many blocks of 128 columns a block of a cluster has, all those of K over the blocks of a cluster, rounded up.
-// packed_blocks: for how many of them x is packed at a time, a multiple of 16 >> side_log. Grid: n / (32 << side_log)
-// rounded up, times the blocks of a cluster (up to 8), 512 threads. Shared memory: STAGES * 32 KB, and packed_blocks *
-// 2 KB for each 8 tokens.
+// packed_blocks: for how many of them x and the factors are in shared memory at a time, a multiple of 16 >> side_log.
+// Grid: n / (32 << side_log) rounded up, times the blocks of a cluster (1 or 2), 512 threads. Shared memory: STAGES_OF
+// (tokens / 8 rounded up) * 32 KB, and for each of packed_blocks 2 KB for each 8 tokens and (128 << side_log) + 16 bytes.
 extern "C" __global__ void __launch_bounds__(512)
     project_mma4(const u16* __restrict__ x, const u32* __restrict__ words, const u16* __restrict__ scale,
                  const u32* __restrict__ zero_point, const u16* __restrict__ bias, u16* __restrict__ y, int dtype,

@@ -89,7 +89,9 @@ def test_the_fallback_of_a_backend_is_no_kernel_of_its_own():
     assert verdict(("cutlass::gemm", "marlin::Marlin<128>")) is Outcome.CONFORMS
     assert verdict(None) is Outcome.CONFORMS  # nobody looked
     assert verdict((), shape=(0, 2)) is Outcome.CONFORMS  # nothing to launch
-    assert verdict((), shape=(0, 2), beside=[np.ones((1, 1))]) is Outcome.CONFORMS  # a static scale needs no kernel
+    assert (
+        verdict((), shape=(0, 2), beside=[np.ones((1, 1))]) is Outcome.CONFORMS
+    )  # a static scale needs no kernel
 
 
 def test_shards_are_equal_parts_and_make_the_whole():

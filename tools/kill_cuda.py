@@ -130,7 +130,9 @@ def refused_although_sound(cases: list[str]) -> dict[str, str]:
     """What the suites say of the kernels without a fault, for the cases that refused a mutant: case -> words."""
     backend = load_backend("cuda_kernels")
     verdicts = {case: judged(backend, all_cases()[case], "cuda_kernels") for case in dict.fromkeys(cases)}
-    return {case: f"{v.outcome}: {v.detail[:300]}" for case, v in verdicts.items() if v is not None and v.fails}
+    return {
+        case: f"{v.outcome}: {v.detail[:300]}" for case, v in verdicts.items() if v is not None and v.fails
+    }
 
 
 def _without_diagnosis() -> None:

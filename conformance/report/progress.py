@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from conformance.cases import Case
 from conformance.isolation.remote import RemoteBackend
@@ -63,17 +66,32 @@ class Progress:
         self._line.close()
 
 
-def compile_first(backend: RemoteBackend, cases: Sequence[Case], write: Callable[[str], None]) -> None:
-    """Have a backend compile what the cases need, on all cores, and say what it compiles."""
-    line = _Line(write)
-    start, count = time.monotonic(), 0
+def compile_first(
+    backends: Sequence[RemoteBackend], cases: Sequence[Case], write: Callable[[str], None]
+) -> None:
+    """Have backends compile what the cases need, on all cores, and say what they compile.
 
-    def say(what: str) -> None:
-        nonlocal count
-        count += 1
-        line.show(f"compiling {backend.name}: {count} kernels, {time.monotonic() - start:.0f} s, {what}")
+    All at once: while one starts its compilers, others use the cores.
+    """
+    if not backends:
+        return
+    line, lock = _Line(write), threading.Lock()
+    start = time.monotonic()
+    counts = dict.fromkeys((backend.name for backend in backends), 0)
 
-    wrong = backend.prepare(list(cases), os.cpu_count() or 1, say)
-    line.close()
-    ended = f", and then: {wrong}" if wrong else ""
-    write(f"compiled {backend.name}: {count} kernels in {time.monotonic() - start:.1f} s{ended}\n")
+    def say(name: str, what: str) -> None:
+        with lock:
+            counts[name] += 1
+            seconds = time.monotonic() - start
+            line.show(f"compiling {name}: {counts[name]} kernels, {seconds:.0f} s, {what}")
+
+    def compile_all(backend: RemoteBackend) -> None:
+        wrong = backend.prepare(list(cases), os.cpu_count() or 1, partial(say, backend.name))
+        ended = f", and then: {wrong}" if wrong else ""
+        with lock:
+            line.close()
+            seconds = time.monotonic() - start
+            write(f"compiled {backend.name}: {counts[backend.name]} kernels in {seconds:.1f} s{ended}\n")
+
+    with ThreadPoolExecutor(len(backends)) as pool:
+        list(pool.map(compile_all, backends))
