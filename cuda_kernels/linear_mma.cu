@@ -225,7 +225,8 @@ QCTS_INLINE void load_batch(Batch<TOKEN_TILES>& loaded, int batch, const Table& 
   if (a.block < table.blocks) {
     const u16* from = x + ((table.first + a.block) * BLOCK_COLUMNS + a.quad * 32 + a.word * 8);
     for (int token = 0; token < 8 * TOKEN_TILES; token++) {
-      if (token < tokens) loaded.x[token] = __ldg((const uint4*)(from + (long long)token * w.k));
+      if (token < tokens) loaded.x[token] = __ldg((const uint4*)from);
+      from += w.k;
     }
   }
 }
