@@ -235,9 +235,8 @@ def mma4_cut(n: int, k: int, token_tiles: int, sms: int, clusters: bool, memory:
         waves = blocks_for(blocks_for(row_tiles, 1 << side_log), sms // cluster or 1)
         return waves * ((blocks_for(column_blocks, cluster) << side_log) + _WAVE), -side_log, cluster
 
-    sizes = (
-        (1, 2) if clusters and column_blocks > 1 else (1,)
-    )  # larger ones do not all fit on a device at once
+    # Larger clusters do not all fit on a device at once.
+    sizes = (1, 2) if clusters and column_blocks > 1 else (1,)
     side_log, cluster = min(((s, c) for s in (1, 2, 3, 4) for c in sizes), key=lambda pair: cost(*pair))
     range_ = blocks_for(column_blocks, cluster)
     stages = 3 if token_tiles == 1 and memory >= 160 << 10 else 2  # STAGES_OF of linear_mma.cu

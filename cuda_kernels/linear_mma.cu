@@ -24,6 +24,7 @@
 #define SLOT (PIECES * 32)  // pieces that a warp takes in a step
 #define PACKED_X (4 * 32)   // pieces of 16 bytes, 8 tokens of a block of columns
 #define MOST_BLOCKS 2       // of a cluster
+#define PARTS_AT_ONCE 4     // of a split K, that a lane reads of a block
 
 // How many steps of words are in shared memory or on their way there, 32 KB each. Of 227 KB two leave room for 16
 // tokens of 4096 columns. linear.py counts alike.
@@ -163,13 +164,19 @@ QCTS_INLINE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   }
 }
 
+// The same number, but the compiler does not know that: it keeps no multiples of it in registers through the loop.
+QCTS_INLINE int anew(int number) {
+  asm volatile("mov.b32 %0, %0;" : "+r"(number));
+  return number;
+}
+
 // ---- the product
 
 // Where in shared memory the steps find what meets the words, of so many blocks of columns from `first` on.
 //
 // x: in pairs, (blocks, TOKEN_TILES, 4 words, 32 lanes); of odd words lanes are swapped by fours, so that a warp that
-// writes whole sectors of x reaches all banks alike. Tokens that are not there stay whatever was there: they are columns
-// of the product that nobody asks for.
+// writes whole sectors of x reaches all banks alike. Of tokens that are not there whatever was there stays: they are
+// columns of the product that nobody asks for.
 // factors: (blocks, side, 8 lines, PIECES), padded by 16 bytes a block against conflicts. Each is the scale's bits, and
 // above them the negated offset. A group of several blocks is there once for each.
 struct Table {
@@ -179,78 +186,108 @@ struct Table {
 
 QCTS_INLINE int factors_of_block(int side) { return side * 8 + 1; }  // pieces of 16 bytes
 
-// What a thread moves to the table at a time: 16 bytes of each token, scales of eight rows. It is loaded all at once,
-// and stored when all of that is on its way.
-#define X_AT_ONCE (2 * WARPS)    // blocks of columns
-#define FACTORS_AT_ONCE WARPS    // tiles of a warp's rows and 8 blocks
-template <int TOKEN_TILES>
-struct Batch {
-  uint4 x[8 * TOKEN_TILES];
-  u16 scale[8];
-  u32 zero_points;  // of these eight rows
+// What a thread moves to the table at a time: 16 bytes of each token, scales of eight rows. All of it is loaded before
+// any of it is stored.
+#define X_AT_ONCE (2 * WARPS)  // blocks of columns
+#define FACTORS_AT_ONCE WARPS  // times a warp's rows, 8 blocks of columns
+
+template <int TOKENS>
+struct LoadedX {
+  uint4 of_token[TOKENS];
 };
 
-// A thread's share of x in a batch: a warp has two blocks, whole sectors for every eight lanes.
+struct LoadedFactors {
+  u16 scale[8];
+  u32 zero_points;
+};
+
+// A thread's share of x: a warp has two blocks, eight lanes have whole sectors of 32 bytes.
 struct XPlace {
   int block, quad, word;
 };
 
 QCTS_INLINE XPlace x_place(int batch) {
-  int lane = threadIdx.x % 32;
-  return {batch * X_AT_ONCE + (int)threadIdx.x / 32 * 2 + lane / 16, lane / 2 % 4, lane % 2 + lane / 8 % 2 * 2};
+  int thread = anew(threadIdx.x), lane = thread % 32;
+  return {batch * X_AT_ONCE + thread / 32 * 2 + lane / 16, lane / 2 % 4, lane % 2 + lane / 8 % 2 * 2};
 }
 
-// And of the factors: 8 lines of one piece in one block.
+template <int TOKENS>
+QCTS_INLINE void load_x(LoadedX<TOKENS>& loaded, const Table& table, int batch, const u16* x, int first_token,
+                        int tokens, int k) {
+  XPlace at = x_place(batch);
+  if (at.block >= table.blocks) return;
+  k = anew(k);
+  const u16* from = x + (table.first + at.block) * BLOCK_COLUMNS + at.quad * 32 + at.word * 8;
+  for (int i = 0; i < TOKENS; i++) {
+    if (first_token + i < tokens) loaded.of_token[i] = __ldg((const uint4*)(from + (long long)(first_token + i) * k));
+  }
+}
+
+template <int TOKEN_TILES, int TOKENS>
+QCTS_INLINE void store_x(const LoadedX<TOKENS>& loaded, const Table& table, int batch, int first_token, int tokens) {
+  XPlace at = x_place(batch);
+  if (at.block >= table.blocks) return;
+  for (int i = 0; i < TOKENS; i++) {
+    int token = first_token + i, there = at.block * TOKEN_TILES + token / 8;
+    uint4 v = loaded.of_token[i];
+#ifdef QCTS_MMA_PAIRS_OF_SECOND_NEIGHBOURS
+    v = {v.x, v.z, v.y, v.w};  // (0, 2), (1, 3), ... beside (0, 4), (1, 5), ... of the weight
+#endif
+    v = {low_halves(v.x, v.z), high_halves(v.x, v.z), low_halves(v.y, v.w), high_halves(v.y, v.w)};
+    if (token < tokens) table.x[(there * 4 + at.word) * 32 + (token % 8 * 4 + at.quad ^ at.word % 2 * 4)] = v;
+  }
+}
+
+// A thread's share of the factors: those of one piece for each of the 8 lines, in one block.
 struct FactorPlace {
   int block, tile, piece;
 };
 
 QCTS_INLINE FactorPlace factor_place(int batch, int side_log) {
-  int lane = threadIdx.x % 32, number = batch * FACTORS_AT_ONCE + threadIdx.x / 32;
+  int thread = anew(threadIdx.x), lane = thread % 32, number = batch * FACTORS_AT_ONCE + thread / 32;
   return {(number >> side_log) * 8 + lane / 4, number & (1 << side_log) - 1, lane % 4};
 }
 
-template <int TOKEN_TILES>
-QCTS_INLINE void load_batch(Batch<TOKEN_TILES>& loaded, int batch, const Table& table, const u16* x, int tokens,
-                            const Weight& w, int rows_before, int side_log) {
-  FactorPlace f = factor_place(batch, side_log);
-  int row = rows_before + f.tile * 16 * TILES + f.piece * 8;
-  if (f.block < table.blocks && row < w.n) {
-    u32 group = (u32)(table.first + f.block) / (u32)(w.group_size / BLOCK_COLUMNS);
-    const u16* from = w.scale + ((u32)row * w.groups + group);
-    for (int line = 0; line < 8; line++) loaded.scale[line] = __ldg(from + line * w.groups);
-    loaded.zero_points = w.zero_point ? __ldg(w.zero_point + ((u32)row / 8 * w.groups + group)) : 0x88888888;
-  }
-  XPlace a = x_place(batch);
-  if (a.block < table.blocks) {
-    const u16* from = x + ((table.first + a.block) * BLOCK_COLUMNS + a.quad * 32 + a.word * 8);
-    for (int token = 0; token < 8 * TOKEN_TILES; token++) {
-      if (token < tokens) loaded.x[token] = __ldg((const uint4*)from);
-      from += w.k;
-    }
+QCTS_INLINE void load_factors(LoadedFactors& loaded, const Table& table, int batch, const Weight& w, int rows_before,
+                              int side_log) {
+  FactorPlace at = factor_place(batch, side_log);
+  int row = rows_before + at.tile * 16 * TILES + at.piece * 8;
+  if (at.block >= table.blocks || row >= w.n) return;
+  u32 group = (u32)(table.first + at.block) / (u32)(w.group_size / BLOCK_COLUMNS);
+  int groups = anew(w.groups);
+  const u16* from = w.scale + ((u32)row * groups + group);
+  for (int line = 0; line < 8; line++) loaded.scale[line] = __ldg(from + line * groups);
+  loaded.zero_points = w.zero_point ? __ldg(w.zero_point + ((u32)row / 8 * groups + group)) : 0x88888888;
+}
+
+template <int DTYPE>
+QCTS_INLINE void store_factors(const LoadedFactors& loaded, const Table& table, int batch, int n, int rows_before,
+                               int side_log) {
+  FactorPlace at = factor_place(batch, side_log);
+  if (at.block >= table.blocks || rows_before + at.tile * 16 * TILES >= n) return;
+  u32* to = (u32*)(table.factors + at.block * factors_of_block(1 << side_log) + at.tile * 8) + at.piece;
+  for (int line = 0; line < 8; line++) {
+    to[line * PIECES] = loaded.scale[line] | negated_offset<DTYPE>(loaded.zero_points >> 4 * line & 15) << 16;
   }
 }
 
+// The table from a batch on, with few registers.
 template <int DTYPE, int TOKEN_TILES>
-QCTS_INLINE void store_batch(const Batch<TOKEN_TILES>& loaded, int batch, const Table& table, int tokens, int n,
-                             int rows_before, int side_log) {
-  XPlace a = x_place(batch);
-  if (a.block < table.blocks) {
-    uint4* to = table.x + (a.block * TOKEN_TILES * 4 + a.word) * 32;
-    for (int token = 0; token < 8 * TOKEN_TILES; token++) {
-      uint4 v = loaded.x[token];
-#ifdef QCTS_MMA_PAIRS_OF_SECOND_NEIGHBOURS
-      v = {v.x, v.z, v.y, v.w};  // (0, 2), (1, 3), ... beside (0, 4), (1, 5), ... of the weight
-#endif
-      v = {low_halves(v.x, v.z), high_halves(v.x, v.z), low_halves(v.y, v.w), high_halves(v.y, v.w)};
-      if (token < tokens) to[token / 8 * PACKED_X + (token % 8 * 4 + a.quad ^ a.word % 2 * 4)] = v;
-    }
+QCTS_INLINE void fill_table(const Table& table, int batch, const u16* x, int tokens, const Weight& w, int rows_before,
+                            int side_log) {
+#pragma unroll 1
+  for (int b = batch; b * FACTORS_AT_ONCE < (table.blocks + 7) / 8 << side_log; b++) {
+    LoadedFactors loaded;
+    load_factors(loaded, table, b, w, rows_before, side_log);
+    store_factors<DTYPE>(loaded, table, b, w.n, rows_before, side_log);
   }
-  FactorPlace f = factor_place(batch, side_log);
-  if (f.block < table.blocks && rows_before + f.tile * 16 * TILES < n) {
-    u32* to = (u32*)(table.factors + f.block * factors_of_block(1 << side_log) + f.tile * 8) + f.piece;
-    for (int line = 0; line < 8; line++) {
-      to[line * PIECES] = loaded.scale[line] | negated_offset<DTYPE>(loaded.zero_points >> 4 * line & 15) << 16;
+#pragma unroll 1
+  for (int b = batch; b * X_AT_ONCE < table.blocks; b++) {
+#pragma unroll 1
+    for (int token = 0; token < 8 * TOKEN_TILES; token += 4) {
+      LoadedX<4> loaded;
+      load_x(loaded, table, b, x, token, tokens, w.k);
+      store_x<TOKEN_TILES>(loaded, table, b, token, tokens);
     }
   }
 }
@@ -280,38 +317,35 @@ QCTS_INLINE void project(const u16* x, const Weight& w, const u16* bias, u16* y,
   u32 ring = shared_address(shared + warp * SLOT + lane), slot = ring;
   u32 piece = (u32)(first_row + line) * (w.k / 32) + (begin + split) * 4 + quad, eight_rows = w.k / 4;
   const uint4* pieces = (const uint4*)w.words;
-  // One step keeps memory busy. What the first step needs besides comes next, before it would have to queue behind the
+  uint4* const packed = shared + STAGES * WARPS * SLOT;
+  Table table = {packed, packed + packed_blocks * TOKEN_TILES * PACKED_X, begin, packed_blocks};
+  if (end - begin < packed_blocks) table.blocks = end - begin;
+  int rows_before = first_row - neighbour * 16 * TILES;
+
+  // One step of words keeps memory busy. What the first step needs besides comes next: it does not queue behind the
   // rest of the ring.
   if (steps > 0) copy_step(ring, pieces, piece, eight_rows);
   end_of_copies();
+  LoadedFactors loaded_factors;
+  load_factors(loaded_factors, table, 0, w, rows_before, side_log);
+  LoadedX<8 * TOKEN_TILES> loaded_x;
+  load_x(loaded_x, table, 0, x, 0, tokens, w.k);
+  for (int s = 1; s < STAGES; s++) {
+    piece += splits * 4;
+    if (s < steps) copy_step(ring + s * STAGE, pieces, piece, eight_rows);
+    end_of_copies();
+  }
+  store_factors<DTYPE>(loaded_factors, table, 0, w.n, rows_before, side_log);
+  store_x<TOKEN_TILES>(loaded_x, table, 0, 0, tokens);
+  fill_table<DTYPE, TOKEN_TILES>(table, 1, x, tokens, w, rows_before, side_log);
 
-  uint4* const packed = shared + STAGES * WARPS * SLOT;
-  uint4* const factors = packed + packed_blocks * TOKEN_TILES * PACKED_X;
   float sums[TILES][TOKEN_TILES][4] = {};
-  int step = 0;
-  for (int first = begin; first < end; first += packed_blocks) {
-    if (first != begin) __syncthreads();  // all are done with the columns before
-    Table table = {packed, factors, first, end - first < packed_blocks ? end - first : packed_blocks};
-    int rows_before = first_row - neighbour * 16 * TILES, numbers = (table.blocks + 7) / 8 * side;
-#pragma unroll 1
-    for (int batch = 0; batch * X_AT_ONCE < table.blocks || batch * FACTORS_AT_ONCE < numbers; batch++) {
-      Batch<TOKEN_TILES> loaded;
-      load_batch(loaded, batch, table, x, tokens, w, rows_before, side_log);
-      if (first == begin && batch == 0) {
-        for (int s = 1; s < STAGES; s++) {
-          piece += splits * 4;
-          if (s < steps) copy_step(ring + s * STAGE, pieces, piece, eight_rows);
-          end_of_copies();
-        }
-      }
-      store_batch<DTYPE>(loaded, batch, table, tokens, w.n, rows_before, side_log);
-    }
+  int step = 0, of_odd_words = (lane ^ 4) - lane;
+  while (true) {
     __syncthreads();
-
-    const uint4* activations = packed + split * TOKEN_TILES * PACKED_X + lane;
-    const uint4* factor = factors + split * factors_of_block(side) + neighbour * 8 + line;
-    int of_odd_words = (lane ^ 4) - lane;
-    int after = (first - begin + packed_blocks) >> split_log;
+    const uint4* activations = table.x + split * TOKEN_TILES * PACKED_X + lane;
+    const uint4* factor = table.factors + split * factors_of_block(side) + neighbour * 8 + line;
+    int after = (table.first - begin + packed_blocks) >> split_log;
     if (after > steps) after = steps;
 #pragma unroll 1
     for (; step < after; step++) {
@@ -360,6 +394,12 @@ QCTS_INLINE void project(const u16* x, const Weight& w, const u16* bias, u16* y,
       activations += splits * TOKEN_TILES * PACKED_X;
       factor += splits * factors_of_block(side);
     }
+    // The columns after these, where shared memory does not hold all: when all are done with them.
+    table.first += packed_blocks;
+    if (table.first >= end) break;
+    if (end - table.first < packed_blocks) table.blocks = end - table.first;
+    __syncthreads();
+    fill_table<DTYPE, TOKEN_TILES>(table, 0, x, tokens, w, rows_before, side_log);
   }
 
   // Each warp's sums, (SUMS, 32), to where its first slot was: no copy is on its way any more.
@@ -377,27 +417,32 @@ QCTS_INLINE void project(const u16* x, const Weight& w, const u16* bias, u16* y,
     }
   }
   meet_cluster();
-  int cluster = cluster_blocks(), rows_before = cluster_number() * side * 16 * TILES;
+  int cluster = cluster_blocks();
+  rows_before = cluster_number() * side * 16 * TILES;
   // Sum number s of a warp is added over the parts of K, always in the same order, by one warp of the cluster.
   for (int i = cluster_rank() * WARPS + warp; i < side * SUMS; i += cluster * WARPS) {
     int s = i % SUMS, of = i / SUMS, c = s % 4, m = s / 4 % TOKEN_TILES, t = s / (4 * TOKEN_TILES);
     // Where the mma leaves it.
     int token = 8 * m + 2 * quad + c % 2, row = rows_before + of * 16 * TILES + 16 * t + 8 * (c / 2) + line;
     if (row >= w.n || token >= tokens) continue;
-    float parts[WARPS][MOST_BLOCKS];  // the reads of all are on their way together
-    for (int part = 0; part < WARPS; part++) {
-      u32 theirs = shared_address(shared + of * SLOT) + (s * 32 + lane) * 4 + part * side * SLOT * 16;
-      for (int peer = 0; peer < MOST_BLOCKS; peer++) {
-        parts[part][peer] = part < splits && peer < cluster ? of_peer(theirs, peer) : 0.0f;
-      }
-    }
-#ifdef QCTS_SPLIT_DROPPED
-    for (int part = 0; part < WARPS; part++) parts[part][1] = 0.0f;
-    if (cluster == 1) parts[1][0] = 0.0f;
-#endif
+    u32 theirs = shared_address(shared + of * SLOT) + (s * 32 + lane) * 4, part_bytes = side * SLOT * 16;
     float sum = 0.0f;
-    for (int part = 0; part < WARPS; part++) {
-      for (int peer = 0; peer < MOST_BLOCKS; peer++) sum += parts[part][peer];
+#pragma unroll 1
+    for (int part = 0; part < splits; part += PARTS_AT_ONCE) {
+      float parts[PARTS_AT_ONCE][MOST_BLOCKS];  // the reads of all are on their way together
+      for (int j = 0; j < PARTS_AT_ONCE; j++) {
+        for (int peer = 0; peer < MOST_BLOCKS; peer++) {
+          bool there = part + j < splits && peer < cluster;
+          parts[j][peer] = there ? of_peer(theirs + (part + j) * part_bytes, peer) : 0.0f;
+        }
+      }
+#ifdef QCTS_SPLIT_DROPPED
+      for (int j = 0; j < PARTS_AT_ONCE; j++) parts[j][1] = 0.0f;
+      if (cluster == 1 && part == 0) parts[1][0] = 0.0f;
+#endif
+      for (int j = 0; j < PARTS_AT_ONCE; j++) {
+        for (int peer = 0; peer < MOST_BLOCKS; peer++) sum += parts[j][peer];
+      }
     }
     y[(long long)token * w.n + row] = output_of(sum, nullptr, token, bias, row, w.n, DTYPE);
   }
@@ -409,8 +454,9 @@ QCTS_INLINE void project(const u16* x, const Weight& w, const u16* bias, u16* y,
 // multiples of 128, n of 32, tokens at most 16; x and words begin at multiples of 16 bytes. side_log: 0 to 4. range:
 // how many blocks of 128 columns a block of a cluster has, all those of K over the blocks of a cluster, rounded up.
 // packed_blocks: for how many of them x and the factors are in shared memory at a time, a multiple of 16 >> side_log.
-// Grid: n / (32 << side_log) rounded up, times the blocks of a cluster (1 or 2), 512 threads. Shared memory: STAGES_OF
-// (tokens / 8 rounded up) * 32 KB, and for each of packed_blocks 2 KB for each 8 tokens and (128 << side_log) + 16 bytes.
+// Grid: n / (32 << side_log) rounded up, times the blocks of a cluster (1 or 2), 512 threads. Shared memory, where
+// token_tiles is tokens / 8 rounded up: STAGES_OF(token_tiles) * 32 KB, and for each of packed_blocks
+// token_tiles * 2 KB and (128 << side_log) + 16 bytes.
 extern "C" __global__ void __launch_bounds__(512)
     project_mma4(const u16* __restrict__ x, const u32* __restrict__ words, const u16* __restrict__ scale,
                  const u32* __restrict__ zero_point, const u16* __restrict__ bias, u16* __restrict__ y, int dtype,
