@@ -47,6 +47,8 @@ def run(context: typer.Context) -> None:
         return
     ini = Path(__file__).parent / "suites" / "pytest.ini"
     arguments = ["-c", str(ini), "--rootdir", os.getcwd(), "-p", "quantcts", "--pyargs", "conformance.suites"]
+    if any(a.startswith(("-n", "--numprocesses")) for a in context.args):
+        arguments.append("--dist=worksteal")  # one that was given comes later and counts
     ending = Ending()
     pytest.main([*arguments, *context.args], plugins=[ending])
     raise SystemExit(ending.code)

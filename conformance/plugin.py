@@ -8,14 +8,15 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from conformance.backend import Backend
 from conformance.cases import Case, all_cases
+from conformance.cases.conduct import SLOW
 from conformance.errors import RunError
 from conformance.exitcodes import ExitCode
 from conformance.isolation.remote import RemoteBackend, RemoteSubject
@@ -37,6 +38,7 @@ _HOME = Path(__file__).resolve().parent / "suites"
 _BROKEN_DOWN = (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
 EXIT_CODE = pytest.StashKey[ExitCode]()
 _JUDGE = pytest.StashKey[Judge]()
+T = TypeVar("T")
 
 
 def judges(operation: str) -> Callable[[Any], Any]:
@@ -126,8 +128,14 @@ class Plugin:
 
     @pytest.hookimpl
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Drop what pytest puts in the place of an operation without a selected case."""
-        items[:] = [i for i in items if not i.get_closest_marker("quantcts") or _case_of(i)]
+        """Drop what pytest puts in the place of an operation without a selected case, and lay what takes seconds
+        evenly among the others: one case of all backends would keep one worker for minutes."""
+        kept = [i for i in items if not i.get_closest_marker("quantcts") or _case_of(i)]
+        slow = [
+            i for i in kept if (case := _case_of(i)) and case.operation == "conduct" and case.recipe in SLOW
+        ]
+        chosen = set(slow)
+        items[:] = spread(slow, [i for i in kept if i not in chosen])
 
     @pytest.fixture
     def subject(self, case: Case, _backend: Backend) -> Subject:
@@ -282,6 +290,19 @@ class Keeper:
         if self.progress:
             self.progress.close()
         print_report(self.report, terminalreporter._tw._file)
+
+
+def spread(some: Sequence[T], among: Sequence[T]) -> list[T]:
+    """All of both, each in its order, the former at equal distances."""
+    places = {(2 * i + 1) * len(among) // (2 * len(some)): i for i in range(len(some))} if some else {}
+    if len(places) < len(some):
+        return [*some, *among]
+    found: list[T] = []
+    for place in range(len(among) + 1):
+        if place in places:
+            found.append(some[places[place]])
+        found.extend(among[place : place + 1])
+    return found
 
 
 def _case_of(item: pytest.Item) -> Case | None:

@@ -480,3 +480,4 @@ def test_the_guarded_process_answers_in_words_where_there_is_no_cuda():
     answer = ask_guarded("numpy", case, [question])
     assert answer.crash is not None
     assert "this process has loaded no CUDA runtime library (libcudart)" in answer.crash
+    assert "does not answer within 0 seconds" in str(ask_guarded("numpy", case, [question], limit=0.01).crash)

@@ -7,11 +7,14 @@ import pytest
 from conftest import ROOT
 
 from conformance.backend import Support
+from conformance.backends.numpy import NumpyBackend
 from conformance.cases import all_cases
+from conformance.data import linear_problem
 from conformance.errors import RunError
 from conformance.goals import ArrayGoal
+from conformance.plugin import spread
 from conformance.query import part
-from conformance.subject import Answer
+from conformance.subject import Answer, Subject
 from conformance.verdict import Outcome, decide
 
 BREAKING = ROOT / "tests" / "backends" / "breaking.py"
@@ -92,6 +95,37 @@ def test_the_fallback_of_a_backend_is_no_kernel_of_its_own():
     assert (
         verdict((), shape=(0, 2), beside=[np.ones((1, 1))]) is Outcome.CONFORMS
     )  # a static scale needs no kernel
+
+
+def test_kernels_are_recorded_of_the_calls_and_not_of_loading():
+    made = []
+
+    class Counts(NumpyBackend):
+        def load_linear(self, checkpoint):
+            layer = super().load_linear(checkpoint)
+            made.append("load")
+            return lambda x: made.append("call") or layer(x)
+
+    case = next(c for c in all_cases().values() if c.operation == "linear" and c.quick)
+    problem = linear_problem(case)
+    subject = Subject(Counts(), case)
+    subject.linear(problem.checkpoint, problem.batches)
+    assert made == ["load", *["call"] * len(problem.batches)]
+    made.clear()
+    subject.repeat()
+    assert made == ["call"] * len(problem.batches)
+
+
+@pytest.mark.parametrize(("some", "among"), [(0, 5), (1, 0), (3, 2), (1, 9), (3, 30), (7, 1000)])
+def test_slow_cases_lie_evenly_among_the_others(some, among):
+    slow, others = [f"slow{i}" for i in range(some)], [str(i) for i in range(among)]
+    found = spread(slow, others)
+    assert [f for f in found if f in slow] == slow
+    assert [f for f in found if f not in slow] == others
+    if among > 3 * some > 0:
+        places = [found.index(s) for s in slow]
+        steps = [b - a for a, b in zip([0, *places], [*places, among + some], strict=True)]
+        assert max(steps) <= 2 * (among + some) / some
 
 
 def test_shards_are_equal_parts_and_make_the_whole():

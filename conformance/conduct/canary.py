@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -41,22 +41,41 @@ def canary(subject: Subject, questions: Sequence[Question]) -> Observed | Answer
     """What the guarded process answers; where the backend cannot live with such an allocator, a plain answer and a
     note."""
     answer = ask_guarded(subject.spec, subject.case, questions)
-    said = answer.refusal or answer.crash or ""
-    if _UNSUPPORTED not in said:
+    if not unwatchable(answer):
         return answer
     output = Output("without a guarding allocator", Loaded(subject, questions[0]).answers())
+    said = answer.refusal or answer.crash
     return Observed((output,), notes=(f"its memory cannot be watched: {said}",))
 
 
-def ask_guarded(spec: str, case: Case, questions: Sequence[Question]) -> Answer:
-    """Ask a process of its own, which loads the backend from its spec."""
+def unwatchable(answer: Answer) -> bool:
+    """Whether the library asked more of torch's allocator than one that is plugged in does."""
+    return _UNSUPPORTED in (answer.refusal or answer.crash or "")
+
+
+def ask_guarded(
+    spec: str,
+    case: Case,
+    questions: Sequence[Question],
+    limit: float | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> Answer:
+    """Ask a process of its own, which loads the backend from its spec. limit: seconds; variables: of its
+    environment."""
     with tempfile.TemporaryDirectory(prefix="quantcts-canary-") as name:
         folder = Path(name)
         (folder / _QUESTION).write_bytes(pickle.dumps((spec, case, list(questions))))
         build(folder)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
+        paths = os.pathsep.join(p or os.getcwd() for p in sys.path)
+        environment = {**os.environ, **(variables or {}), "PYTHONPATH": paths}
+        environment.pop("PYTEST_CURRENT_TEST", None)
         command = [sys.executable, "-m", "conformance.conduct.canary", name]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment)
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", env=environment, timeout=limit
+            )
+        except subprocess.TimeoutExpired:
+            return Answer(crash=f"under a guarding allocator it does not answer within {limit:.0f} seconds")
         answer = folder / _ANSWER
         if answer.is_file():
             found: Answer = pickle.loads(answer.read_bytes())

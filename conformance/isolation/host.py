@@ -88,7 +88,7 @@ def serve(spec: str, path: str, gpu: int | None, lifeline: Connection, profiled:
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     if gpu is not None:
-        _see_first(gpu)
+        os.environ["CUDA_VISIBLE_DEVICES"] = seen_first(gpu)
     try:
         backend = load_backend(spec)
     except RunError as error:
@@ -109,15 +109,14 @@ def serve(spec: str, path: str, gpu: int | None, lifeline: Connection, profiled:
         os._exit(1)  # a destroyed context can hang in its destructors
 
 
-def _see_first(gpu: int) -> None:
-    """Make a GPU the first that CUDA shows to this process, and keep the others behind it."""
+def seen_first(gpu: int) -> str:
+    """CUDA_VISIBLE_DEVICES for a process that sees this GPU first, and the others behind it."""
     shown = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if shown == [""]:
         import torch
 
         shown = [str(i) for i in range(torch.cuda.device_count())]
-    order = [shown[gpu], *shown[:gpu], *shown[gpu + 1 :]]
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(order)
+    return ",".join([shown[gpu], *shown[:gpu], *shown[gpu + 1 :]])
 
 
 def _answer_all(host: _Host, server: socket.socket, lifeline: Connection) -> None:
@@ -169,18 +168,19 @@ class _Host:
         if operation is None:
             return None, True
         answer = getattr(subject, operation)(*arguments)
-        usable = self._usable()
+        failure = self._left_behind()
         if answer is None:
-            return None, usable
-        if not usable and answer.crash is None:
-            answer = Answer(crash=f"after it had answered, the device failed: {self._failure}")
-        elif answer.observed is not None:
-            usable &= not answer.observed.spent
-        elif usable and self._profiled and answer.arrays is not None:
-            again = Subject(self.backend, case)
-            answer = replace(answer, kernels=launched(lambda: getattr(again, operation)(*arguments)))
-            usable = self._usable()
-        return answer, usable
+            return None, failure is None or self._usable()
+        if failure is not None:
+            if answer.crash is None:
+                answer = Answer(crash=f"after it had answered, the device failed: {failure}")
+            return answer, self._usable()
+        if answer.observed is not None:
+            return answer, not answer.observed.spent
+        if self._profiled and answer.arrays is not None:
+            answer = replace(answer, kernels=launched(subject.repeat))
+            return answer, self._usable()
+        return answer, True
 
     def _prepare(self, cases: list[Case], workers: int, say: Callable[[Any], None]) -> str:
         """Compile for the cases that the backend claims; the error that ended it, or nothing."""
@@ -194,16 +194,19 @@ class _Host:
         return ""
 
     def _usable(self) -> bool:
-        """Whether the device still answers: an error of a kernel stays with its process for good, and one of a launch
-        that nobody looked at is met by whatever is launched next."""
+        """Whether the device answers: an error of a kernel stays with its process for good, one of a launch that
+        nobody looked at is met once, by whatever is launched next."""
+        return self._left_behind() is None or self._left_behind() is None
+
+    def _left_behind(self) -> str | None:
+        """What the device says of what was launched before."""
         if not self._cuda:
-            return True
+            return None
         import torch
 
         try:
             torch.ones(1, device="cuda").add_(1).item()
             torch.cuda.synchronize()
         except Exception as error:
-            self._failure = describe(error)
-            return False
-        return True
+            return describe(error)
+        return None

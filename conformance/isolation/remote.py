@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 from functools import partialmethod
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
@@ -12,9 +13,13 @@ from typing import Any
 
 from conformance.backend import Support
 from conformance.cases import Case
+from conformance.conduct import needs
+from conformance.conduct.canary import ask_guarded, canary, unwatchable
+from conformance.conduct.observed import Question
 from conformance.errors import RunError
+from conformance.isolation.host import seen_first
 from conformance.isolation.supervisor import STARTING_SECONDS, Place, word_left
-from conformance.subject import Answer, Subject, needed
+from conformance.subject import Answer, Check, Subject, needed
 from reference.bounds import Contract
 
 
@@ -33,8 +38,11 @@ class RemoteBackend:
         self.description = description
         self.kernels = description.kernels
         self.nondeterministic = description.nondeterministic
-        self._path = place.paths[worker % len(place.paths)]
-        self._limit = limit
+        gpu = worker % len(place.paths)
+        self._path = place.paths[gpu]
+        # Of another process that is to see the same GPU
+        self.variables = {"CUDA_VISIBLE_DEVICES": seen_first(gpu)} if len(place.paths) > 1 else {}
+        self.limit = limit
         self._connection: Connection | None = None
 
     def lacks(self, case: Case) -> str | None:
@@ -73,15 +81,15 @@ class RemoteBackend:
             os.kill(pid, signal.SIGKILL)
             self._close()
             word_left(self._path, pid)
-            return said, Answer(crash=str(late), seconds=self._limit)
+            return said, Answer(crash=str(late), seconds=self.limit)
         except (EOFError, OSError):
             self._close()
             ended = f"its process {word_left(self._path, pid)}{_last_words(self._path)}"
             return said, Answer(crash=ended, seconds=time.monotonic() - start)
 
     def _received(self, connection: Connection, start: float) -> Any:
-        if not connection.poll(max(0.0, self._limit - (time.monotonic() - start))):
-            raise TimeoutError(f"no answer within {self._limit:.0f} seconds")
+        if not connection.poll(max(0.0, self.limit - (time.monotonic() - start))):
+            raise TimeoutError(f"no answer within {self.limit:.0f} seconds")
         return connection.recv()
 
     def prepare(self, cases: list[Case], workers: int, say: Any) -> str:
@@ -189,4 +197,16 @@ class RemoteSubject(Subject):
     swiglu = partialmethod(_forward, "swiglu")
     moe = partialmethod(_forward, "moe")
     shard_moe = partialmethod(_forward, "shard_moe")
-    conduct = partialmethod(_forward, "conduct")
+
+    def conduct(self, check: Check, questions: Sequence[Question]) -> Answer | None:
+        """Whose check makes a process of its own anyway is not made in the host, for which the other judges wait."""
+        if check is not canary:
+            return self._forward("conduct", check, questions)
+        said, answer = self.backend.ask(self.case, None, ())
+        if said is None:
+            return answer
+        self._support, self._contract = said
+        if needs.lacking(self.case, self.backend) is not None:
+            return None
+        guarded = ask_guarded(self.spec, self.case, questions, self.backend.limit, self.backend.variables)
+        return self._forward("conduct", check, questions) if unwatchable(guarded) else guarded
