@@ -30,16 +30,20 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _TILE = 64
 
 # integers: exact sums in float64 are tighter than int32 sums joined in float32. intermediates: tensors of 16 bits.
-# ties: torch.topk promises no order. The defaults say the rest: cuBLAS sums in float32, adds the bias there and
+# ties: torch.topk promises no order. The defaults say the rest: cuBLAS sums in float32 and
 # rounds once; quantizers take amax / Q in float32.
 _CONTRACT = Contract(integers="int32", intermediates="16-bit", ties="any")
 
 
-def split_sums(contract: Contract, case: Case) -> Contract:
-    """With torch's default settings cuBLAS may split a sum of 16-bit products and join the parts in 16 bits. How many
-    parts it does not say, but one has a tile at least."""
+def as_cublas(contract: Contract, case: Case) -> Contract:
+    """What torch's products of 16 bits leave open with its default settings.
+
+    cuBLAS may split a sum and join the parts in 16 bits; how many parts it does not say, but one has a tile at least.
+    For some shapes, a single row among them, the bias is added to a sum that has been rounded.
+    """
     longest = max(case.k, case.n) if case.experts else case.k
-    return replace(contract, partial_sums=min(64, max(1, longest // _TILE)))
+    own = replace(contract, partial_sums=min(64, max(1, longest // _TILE)))
+    return replace(own, epilogue="any") if case.bias else own
 
 
 class TorchBackend:
@@ -60,7 +64,7 @@ class TorchBackend:
         if case.activation.kind != "a16":  # weights and products in float64
             return replace(self.contract, weights="exact")
         own = replace(self.contract, weights="rounded")
-        return split_sums(own, case) if self.device == "cuda" and self.reduced else own
+        return as_cublas(own, case) if self.device == "cuda" and self.reduced else own
 
     def supports(self, case: Case) -> Support:
         if case.operation == "validation":

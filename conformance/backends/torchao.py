@@ -14,7 +14,7 @@ import torch
 
 from conformance.backend import Checkpoint, Support
 from conformance.backends.cuda import require
-from conformance.backends.torch_baseline import split_sums
+from conformance.backends.torch_baseline import as_cublas
 from conformance.backends.torch_weights import TorchWeight, weight_of
 from conformance.cases import Case
 from conformance.errors import EnvironmentMissing
@@ -43,7 +43,7 @@ class IntxBackend:
         self._library, self.name, self.device = library, name, device
 
     def contract_for(self, case: Case) -> Contract:
-        return split_sums(self.contract, case) if self.device == "cuda" else self.contract
+        return as_cublas(self.contract, case) if self.device == "cuda" else self.contract
 
     def supports(self, case: Case) -> Support:
         if case.operation == "activation_quantization":
@@ -110,7 +110,7 @@ class Int8Backend:
 
     def contract_for(self, case: Case) -> Contract:
         cublas = self.device == "cuda" and case.activation.kind == "a16"
-        return split_sums(self.contract, case) if cublas else self.contract
+        return as_cublas(self.contract, case) if cublas else self.contract
 
     def supports(self, case: Case) -> Support:
         if case.operation == "validation":
