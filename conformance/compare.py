@@ -230,7 +230,8 @@ def compare_quantizations(
     low, high = legal_codes(x, fmt, actual.scale, actual.zero_point)
     plain = next(iter(legal.values()))
     free = open_tokens(x, fmt, convention, plain)[:, None]
-    codes = np.where(free, ~((low <= actual.codes) & (actual.codes <= high)), actual.codes != plain.codes)
+    low, high = np.where(free, low, plain.codes), np.where(free, high, plain.codes)
+    codes = ~((low <= actual.codes) & (actual.codes <= high))
     if zero.any():
         codes &= ~actual.spread(zero)
         codes |= actual.spread(zero) & (actual.dequantized() != 0)
@@ -245,7 +246,9 @@ def compare_quantizations(
         return Comparison(
             False, np.inf, detail=found, wrong=_wrong_codes(plain, actual, zero), right=plain.codes
         )
-    return Comparison(False, np.inf, wrong=codes, right=plain.codes, allowed=(low, high))
+    # Of what is allowed under the scales that were given, the nearest to what it would be under the right ones
+    right = np.clip(plain.codes, low, high)
+    return Comparison(False, np.inf, wrong=codes, right=right, allowed=(low, high))
 
 
 def _zeros(x: Array, fmt: ActivationFormat) -> Mask:

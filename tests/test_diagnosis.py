@@ -228,6 +228,26 @@ def test_a_code_that_may_not_flip_is_seen():
     assert "17 of 17 scales are wrong" in found.detail
 
 
+def test_what_is_expected_of_a_wrong_code_is_allowed():
+    """Under the scale and zero point that were given, which may be others than ours where several are legal."""
+    case = all_cases()["activation_quantization/a-int8-asym/bf16/m64-k384/random-0"]
+    problem = quantization_problem(case)
+    legal = list(legal_quantizations(problem.x, case.activation, "kernel").values())
+    seen = 0
+    for given_ in legal:
+        found = compare_quantizations(
+            problem.x,
+            case.activation,
+            "kernel",
+            QuantizedActivations(given_.codes + 2, given_.scale, given_.zero_point),
+        )
+        assert not found.passes
+        low, high = found.allowed
+        assert ((low <= found.right) & (found.right <= high))[found.wrong].all()
+        seen += int((found.right != legal[0].codes).sum())
+    assert seen, "no code of ours is another under their scales: the case shows nothing"
+
+
 def test_ties_under_a_power_of_two_are_firm():
     case = all_cases()["activation_quantization/a-int8/bf16/m17-k640/ties-0"]
     problem = quantization_problem(case)
