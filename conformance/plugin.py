@@ -58,7 +58,7 @@ def add_options(parser: pytest.Parser) -> None:
     size("--full", action="store_true", help="judge every case (the default)")
     size("--cases", action="append", metavar="QUERY", help="judge the cases that the query selects")
     size("--waivers", metavar="FILE", help="known faults, with reason, link and expiry date (TOML)")
-    size("--report", metavar="FILE", help="write report.json there")
+    size("--report", metavar="FILE", help="write report.json there; compressed where the name ends in .gz")
     size("--shard", metavar="I/N", help="judge the I-th of N equal parts of the cases (1 to N)")
     size("--isolate", action="store_true", help="a process of its own for each backend, as GPU backends have")
     size(

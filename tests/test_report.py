@@ -58,6 +58,12 @@ def test_kernels_stand_once_and_none_at_all_is_said(tmp_path):
     report = Report(environment([NumpyBackend()]), chosen, ["quantcts"], path=tmp_path / "report.json")
     report.finish(ledger, ExitCode.AS_EXPECTED)
     written = read(tmp_path / "report.json")
+    report.path = tmp_path / "report.json.gz"
+    report.finish(ledger, ExitCode.AS_EXPECTED)
+    assert read(report.path)["cases"] == written["cases"]
+    report.path.write_bytes(report.path.read_bytes()[:-40])
+    with pytest.raises(RunError, match="it is not gzip, or half of it"):
+        read(report.path)
     assert written["kernels"] == ["a", "b"]
     assert [case.get("kernels") for case in written["cases"]] == [[0, 1], [1], [], None]
 

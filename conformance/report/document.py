@@ -7,10 +7,12 @@ of the run itself. The report is written beside it and renamed into place: it is
 from __future__ import annotations
 
 import datetime
+import gzip
 import json
 import os
 import platform
 import subprocess
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -201,7 +203,8 @@ def write_atomically(path: Path, document: dict[str, Any]) -> None:
     kinds = {(c["backend"], c["outcome"], *c): c for c in document["cases"]}
     jsonschema.Draft202012Validator(schema()).validate({**document, "cases": list(kinds.values())})
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    beside.write_text(_text(document), encoding="utf-8")
+    content = _text(document).encode()
+    beside.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
     os.replace(beside, path)
 
 
@@ -215,7 +218,10 @@ def _text(document: dict[str, Any]) -> str:
 def read(path: Path) -> dict[str, Any]:
     """A report from disk. Raises RunError naming the file and the field that is wrong."""
     try:
-        document: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        content = path.read_bytes()
+        document: dict[str, Any] = json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise RunError(f"{path}: it is not gzip, or half of it ({error})") from error
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}") from error
     except ValueError as error:
