@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from conformance.backend import cuda_backends, known_backends
-from conformance.errors import EnvironmentMissing
+from conformance.errors import EnvironmentMissing, RunError
 from conformance.isolation.supervisor import Place, Supervisor
 from conformance.report.document import gpus
 from conformance.report.terminal import console_on
@@ -59,7 +59,7 @@ def examine(file: IO[str]) -> int:
     return ready
 
 
-def _found(names: list[str]) -> dict[str, Place | EnvironmentMissing]:
+def _found(names: list[str]) -> dict[str, Place | RunError]:
     """Each backend's place, or why it has none; of those that need a GPU, without one, the same for all."""
     gpus = gpu_count()
     hopeless = [] if gpus else cuda_backends()

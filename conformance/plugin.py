@@ -192,11 +192,19 @@ class Keeper:
             key = f"{verdict.case}@{verdict.backend}"
             self.ledger.plan([key])
             self._enter(key, verdict)
-        if self.config.option.keyword:
-            return
-        remote = [b for b in self.backends.values() if isinstance(b, RemoteBackend)]
-        compile_first([b for b in remote if b.description.prepares], self.cases, write)
+        remote = [
+            b for b in self.backends.values() if isinstance(b, RemoteBackend) and b.description.prepares
+        ]
+        if remote and self.config.option.keyword:
+            write("with -k nothing is compiled beforehand, with --cases it is\n")
+        elif remote:
+            try:
+                compile_first(remote, self.cases, write)
+            except BaseException:
+                self.roster.close()
+                raise
         self.started = time.monotonic()
+        self.progress = Progress(write, len(self.ledger.verdicts))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -253,10 +261,8 @@ class Keeper:
         self.ledger.enter(key, verdict)
         if self.journal:
             self.journal.write(verdict)
-        if self.progress is None:
-            reporter = self.config.pluginmanager.get_plugin("terminalreporter")
-            self.progress = Progress(reporter.write if reporter else lambda text: None)
-        self.progress.show(self.ledger)
+        if self.progress:
+            self.progress.show(self.ledger)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
@@ -330,6 +336,7 @@ def configure(config: pytest.Config) -> None:
         _one_thread()
     try:
         plugin = Plugin(config)
+        config.add_cleanup(plugin.roster.close)
         config.pluginmanager.register(plugin, "quantcts-plugin")
         if not worker:
             config.pluginmanager.register(Keeper(config, plugin), "quantcts-keeper")

@@ -41,6 +41,14 @@ class Roster:
         and it is an error only if none is.
         """
         made = cls()
+        try:
+            made._fill(asked, isolate, limit, profiled)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def _fill(self, asked: Sequence[str], isolate: bool, limit: float, profiled: bool) -> None:
         if EVERY_CUDA in asked and gpu_count() == 0:
             raise EnvironmentMissing(f"--backend {EVERY_CUDA}: {NO_GPU}")
         optional = {name for name in cuda_backends() if EVERY_CUDA in asked}
@@ -48,26 +56,23 @@ class Roster:
         here = {} if isolate else {s: load_backend(s) for s in specs if s not in cuda_backends()}
         elsewhere = [s for s in specs if s not in here or device_of(here[s]).startswith("cuda")]
         if elsewhere:
-            made.supervisor = Supervisor(profiled)
-            found = made.supervisor.start(elsewhere, gpu_count())
+            self.supervisor = Supervisor(profiled)
+            found = self.supervisor.start(elsewhere, gpu_count())
             for spec, place in found.items():
                 if isinstance(place, Place):
-                    made.places[spec] = place
+                    self.places[spec] = place
                 elif spec in optional:
-                    made.absent[spec] = str(place)
+                    self.absent[spec] = str(place)
                 else:
-                    made.close()
                     raise place
         for spec in specs:
-            if spec in made.places:
-                made._add(spec, RemoteBackend(made.places[spec], 0, limit))
+            if spec in self.places:
+                self._add(spec, RemoteBackend(self.places[spec], 0, limit))
             elif spec in here:
-                made._add(spec, here[spec])
-        if not made.backends:
-            made.close()
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in made.absent.items())
+                self._add(spec, here[spec])
+        if not self.backends:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.absent.items())
             raise EnvironmentMissing(f"none of the CUDA backends is there: {reasons}")
-        return made
 
     def to_json(self) -> str:
         """What a worker needs to ask the same backends."""

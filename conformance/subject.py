@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -339,15 +339,21 @@ def refused_or_crashed(error: BaseException, claimed: bool) -> Answer:
     return Answer(crash=describe(error))
 
 
+def hide_pytest(environment: MutableMapping[str, str]) -> None:
+    """Take away what pytest and its plugins set."""
+    for name in [name for name in environment if name.startswith("PYTEST_")]:
+        del environment[name]
+
+
 @contextmanager
 def as_in_production() -> Iterator[None]:
-    """Without the variable by which a library can notice that it runs under pytest, and do something else."""
-    test = os.environ.pop("PYTEST_CURRENT_TEST", None)
+    """Without the variables by which a library can notice that it runs under pytest, and do something else."""
+    hidden = {name: value for name, value in os.environ.items() if name.startswith("PYTEST_")}
+    hide_pytest(os.environ)
     try:
         yield
     finally:
-        if test is not None:
-            os.environ["PYTEST_CURRENT_TEST"] = test
+        os.environ.update(hidden)
 
 
 def describe(error: BaseException) -> str:

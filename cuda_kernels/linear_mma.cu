@@ -6,8 +6,8 @@
 // takes the 32 columns from quad * 32 on, one 16-byte load, and spends them in eight steps of four. A word of eight
 // codes 0..7 gives the pairs (0, 4), (1, 5), (2, 6), (3, 7) by a shift and a mask each, so B is put into pairs alike.
 //
-// Codes become 128 + u in bf16 or 1024 + u in fp16 by setting bits, and lose 128 + u_z exactly. Each block of columns
-// is summed in float32, multiplied by its scale there, and added.
+// Codes become numbers of 16 bits by setting bits and one multiplication and addition, exactly (code_pair). Each block
+// of columns is summed in float32, multiplied by its scale there, and added.
 //
 // Time is what memory takes, if enough of it is on its way: words are copied to shared memory several steps ahead, each
 // lane's by itself and for itself, so that it waits for nobody. The 16 warps of a block share the activations; the more
@@ -128,25 +128,55 @@ QCTS_INLINE float of_peer(u32 address, int peer) {
 QCTS_INLINE u32 low_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x5410); }
 QCTS_INLINE u32 high_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x7632); }
 
-// -(128 + zero) in bf16, or -(1024 + zero) in fp16.
+// Two numbers of 16 bits at once: a * b + c.
 template <int DTYPE>
-QCTS_INLINE u32 negated_offset(u32 zero) {
-  return (DTYPE == BF16 ? 0xc300 : 0xe400) | zero;
+QCTS_INLINE u32 fma_pair(u32 a, u32 b, u32 c) {
+  u32 result;
+  if (DTYPE == BF16) asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  else asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
 }
 
-// Codes i and i + 4 of a word, less the zero point, as two numbers of 16 bits.
-template <int DTYPE>
-QCTS_INLINE u32 code_pair(u32 word, int i, u32 offset) {
-  u32 pair, result;
-  // (word >> 4 i & mask) | exponent
-  asm("lop3.b32 %0, %1, %2, %3, 0xea;"
-      : "=r"(pair) : "r"(word >> 4 * i), "r"(0x000f000f), "r"(DTYPE == BF16 ? 0x43004300 : 0x64006400));
-  if (DTYPE == BF16) {
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(pair), "r"(0x3f803f80), "r"(offset));  // times 1
-  } else {
-    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(pair), "r"(offset));
-  }
+// (a & mask) | bits, in one instruction; the compiler makes two of it.
+QCTS_INLINE u32 masked_or(u32 a, u32 mask, u32 bits) {
+  u32 result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(a), "r"(mask), "r"(bits));
   return result;
+}
+
+// What is added to the codes i = 0, 2 of a word: -(32 + zero / 4) in bf16, -(1024 + zero) in fp16.
+template <int DTYPE>
+QCTS_INLINE u32 even_offset(u32 zero) {
+  return (DTYPE == BF16 ? 0xc200 : 0xe400) | zero;
+}
+
+// And to i = 1, 3: -zero / 4 in bf16, -(64 + zero) in fp16. Both offsets are pairs of the same number.
+template <int DTYPE>
+QCTS_INLINE u32 odd_offset(u32 even) {
+  return fma_pair<DTYPE>(even, DTYPE == BF16 ? 0x3f803f80 : 0x3c003c00, DTYPE == BF16 ? 0x42004200 : 0x63806380);
+}
+
+// Codes i and i + 4 of a word, less the zero point, exactly: as they are in fp16, a fourth of them in bf16. One shift
+// serves two i, for shifts and masks are what the multiprocessor is slowest at.
+//
+// Low four bits: 128 + u in bf16, times 1/4, or 1024 + u in fp16. The next four: 1024 + 16 u in fp16, times 1/16; in
+// bf16 there is room for three of them below the exponent. But the numbers whose exponent is 0 or 1 lie evenly, on
+// multiples of 2^-133: without further bits it is 16 u * 2^-133, times 2^127.
+template <int DTYPE>
+QCTS_INLINE u32 code_pair(u32 word, int i, u32 even, u32 odd) {
+  u32 shifted = i < 2 ? word : word >> 8;
+  if (i % 2 == 0) {
+    u32 pair = masked_or(shifted, 0x000f000f, DTYPE == BF16 ? 0x43004300 : 0x64006400);
+    return fma_pair<DTYPE>(pair, DTYPE == BF16 ? 0x3e803e80 : 0x3c003c00, even);
+  }
+  u32 pair = DTYPE == BF16 ? shifted & 0x00f000f0 : masked_or(shifted, 0x00f000f0, 0x64006400);
+  return fma_pair<DTYPE>(pair, DTYPE == BF16 ? 0x7f007f00 : 0x2c002c00, odd);
+}
+
+// By what a product of such numbers is multiplied besides the scale.
+template <int DTYPE>
+QCTS_INLINE float unit_of_codes() {
+  return DTYPE == BF16 ? 4.0f : 1.0f;
 }
 
 template <int DTYPE>
@@ -178,7 +208,7 @@ QCTS_INLINE int anew(int number) {
 // writes whole sectors of x reaches all banks alike. Of tokens that are not there whatever was there stays: they are
 // columns of the product that nobody asks for.
 // factors: (blocks, side, 8 lines, PIECES), padded by 16 bytes a block against conflicts. Each is the scale's bits, and
-// above them the negated offset. A group of several blocks is there once for each.
+// above them the even offset. A group of several blocks is there once for each.
 struct Table {
   uint4 *x, *factors;
   int first, blocks;
@@ -267,7 +297,7 @@ QCTS_INLINE void store_factors(const LoadedFactors& loaded, const Table& table, 
   if (at.block >= table.blocks || rows_before + at.tile * 16 * TILES >= n) return;
   u32* to = (u32*)(table.factors + at.block * factors_of_block(1 << side_log) + at.tile * 8) + at.piece;
   for (int line = 0; line < 8; line++) {
-    to[line * PIECES] = loaded.scale[line] | negated_offset<DTYPE>(loaded.zero_points >> 4 * line & 15) << 16;
+    to[line * PIECES] = loaded.scale[line] | even_offset<DTYPE>(loaded.zero_points >> 4 * line & 15) << 16;
   }
 }
 
@@ -320,7 +350,7 @@ QCTS_INLINE void project(const u16* x, const Weight& w, const u16* bias, u16* y,
   uint4* const packed = shared + STAGES * WARPS * SLOT;
   Table table = {packed, packed + packed_blocks * TOKEN_TILES * PACKED_X, begin, packed_blocks};
   if (end - begin < packed_blocks) table.blocks = end - begin;
-  int rows_before = first_row - neighbour * 16 * TILES;
+  int rows_before = cluster_number() * side * 16 * TILES;
 
   // One step of words keeps memory busy. What the first step needs besides comes next: it does not queue behind the
   // rest of the ring.
@@ -343,9 +373,10 @@ QCTS_INLINE void project(const u16* x, const Weight& w, const u16* bias, u16* y,
   int step = 0, of_odd_words = (lane ^ 4) - lane;
   while (true) {
     __syncthreads();
-    const uint4* activations = table.x + split * TOKEN_TILES * PACKED_X + lane;
-    const uint4* factor = table.factors + split * factors_of_block(side) + neighbour * 8 + line;
-    int after = (table.first - begin + packed_blocks) >> split_log;
+    int now = anew(lane), part = anew(split);  // what no register keeps meanwhile
+    const uint4* activations = table.x + part * TOKEN_TILES * PACKED_X + now;
+    u32 factor = shared_address(table.factors + part * factors_of_block(side) + neighbour * 8 + now / 4);
+    int after = step + (packed_blocks >> split_log);
     if (after > steps) after = steps;
 #pragma unroll 1
     for (; step < after; step++) {
@@ -355,9 +386,12 @@ QCTS_INLINE void project(const u16* x, const Weight& w, const u16* bias, u16* y,
         uint4 v = copied(slot + p * 32 * 16);
         words[p][0] = v.x, words[p][1] = v.y, words[p][2] = v.z, words[p][3] = v.w;
       }
-      uint4 f = *factor;
-      u32 both[PIECES] = {f.x, f.y, f.z, f.w}, offset[PIECES];
-      for (int p = 0; p < PIECES; p++) offset[p] = high_halves(both[p], both[p]);
+      uint4 f = copied(factor);
+      u32 even[PIECES] = {f.x, f.y, f.z, f.w}, odd[PIECES];
+      for (int p = 0; p < PIECES; p++) {
+        even[p] = high_halves(even[p], even[p]);
+        odd[p] = odd_offset<DTYPE>(even[p]);
+      }
 
       // The words are in registers: the slot is free before they are spent.
       piece += splits * 4;
@@ -376,7 +410,7 @@ QCTS_INLINE void project(const u16* x, const Weight& w, const u16* bias, u16* y,
             u32 a[4];
             for (int j = 0; j < 4; j++) {
               int p = 2 * t + j % 2;
-              a[j] = code_pair<DTYPE>(words[p][word], i + j / 2, offset[p]);
+              a[j] = code_pair<DTYPE>(words[p][word], i + j / 2, even[p], odd[p]);
             }
             for (int m = 0; m < TOKEN_TILES; m++) {
               mma<DTYPE>(products[t][m], a, i == 0 ? b[m].x : b[m].z, i == 0 ? b[m].y : b[m].w);
@@ -384,22 +418,25 @@ QCTS_INLINE void project(const u16* x, const Weight& w, const u16* bias, u16* y,
           }
         }
       }
-      for (int t = 0; t < TILES; t++) {
+      f = copied(factor);  // again: registers are short
+      u32 both[PIECES] = {f.x, f.y, f.z, f.w};
+      for (int p = 0; p < PIECES; p++) {
+        float scale = to_float((u16)both[p], DTYPE) * unit_of_codes<DTYPE>();
+        int t = p / 2, c = p % 2 * 2;
         for (int m = 0; m < TOKEN_TILES; m++) {
-          for (int c = 0; c < 4; c++) {
-            sums[t][m][c] += products[t][m][c] * to_float((u16)both[2 * t + c / 2], DTYPE);
-          }
+          sums[t][m][c] += products[t][m][c] * scale;
+          sums[t][m][c + 1] += products[t][m][c + 1] * scale;
         }
       }
       activations += splits * TOKEN_TILES * PACKED_X;
-      factor += splits * factors_of_block(side);
+      factor += splits * factors_of_block(side) * 16;
     }
     // The columns after these, where shared memory does not hold all: when all are done with them.
     table.first += packed_blocks;
     if (table.first >= end) break;
     if (end - table.first < packed_blocks) table.blocks = end - table.first;
     __syncthreads();
-    fill_table<DTYPE, TOKEN_TILES>(table, 0, x, tokens, w, rows_before, side_log);
+    fill_table<DTYPE, TOKEN_TILES>(table, 0, x, tokens, w, cluster_number() * side * 16 * TILES, side_log);
   }
 
   // Each warp's sums, (SUMS, 32), to where its first slot was: no copy is on its way any more.

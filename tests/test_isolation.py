@@ -71,6 +71,39 @@ def test_without_the_preparation_the_same_backend_fails(quantcts):
     assert set(run.outcomes.values()) == {"dishonest"}
 
 
+def test_a_backend_that_does_not_say_what_it_supports_loses_those_cases_alone(quantcts):
+    run = judged(quantcts, ["refuses_to_say"])
+    for record in run.report["cases"]:
+        said = "supports() raised KeyError: 'no entry for 3 bits'"
+        if "/w3-" in record["case"]:
+            assert record["outcome"] == "crashes"
+            assert said in record["detail"]
+        else:
+            assert record["outcome"] == "conforms", record
+
+
+def test_what_goes_wrong_in_a_preparation_is_said_and_left_to_the_cases(quantcts):
+    run = judged(quantcts, ["fails_to_prepare"])
+    assert run.code == 0
+    assert "compiled fails_to_prepare: 1 kernels in" in run.output
+    assert "and then: RuntimeError: the compiler is not there" in run.output
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (("--backend", f"{BREAKING}:exits", "--report", "."), 3, "it is a folder"),
+        (("--backend", f"{BREAKING}:exits", "--backend", "tests/backends/breaking.py:exits"), 3, "two backends are"),
+        (("--backend", f"{BREAKING}:misspelt"), 3, "has no attribute 'misspelt'"),
+        (("--backend", f"{BREAKING}:exits", "--waivers", "none.toml"), 3, "none.toml"),
+    ],
+)  # fmt: skip
+def test_a_run_that_does_not_begin_ends_with_its_hosts(quantcts, options, code, words):
+    run = quantcts("run", *options, "--isolate", "--cases", CASES)
+    assert run.code == code
+    assert words in run.output
+
+
 @pytest.mark.parametrize("options", [("--isolate",), ()])
 def test_no_backend_sees_that_it_is_tested(quantcts, options):
     run = quantcts("run", "--backend", f"{BREAKING}:looks_for_pytest", "--cases", CASES, *options)

@@ -16,7 +16,9 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,7 @@ COMPUTES = {
 TIERS = ("exact", "bounded", "conduct")
 _BOUNDED = ("random", "trained", "zero-scale", "one-expert", "absent", "unrouted", "shared", "on-input")
 SECONDS = 60.0  # for a tier of a mutant
+LIMIT = 300.0  # for a mutant
 
 
 class Refused(Exception):
@@ -108,12 +111,35 @@ def killer(name: str, source: str) -> dict[str, Any]:
         start = time.monotonic()
         for asked, case in enumerate(_cases(source, tier), 1):
             verdict = judged(backend, case, spec)
-            if verdict is not None and verdict.fails:
+            if verdict is not None and verdict.fails and "OutOfMemoryError" not in verdict.detail:
                 said = f"{verdict.outcome}: {verdict.detail[:200]}"
                 return {"mutant": name, "tier": tier, "case": case.id, "asked": asked, "said": said}
             if time.monotonic() - start > SECONDS:
                 break
     return {"mutant": name, "tier": None}
+
+
+def apart(call: Any, limit: float | None) -> tuple[Any, str]:
+    """What a call returns in a process of its own, or None and why it does not."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(theirs, call))
+    process.start()
+    theirs.close()
+    try:
+        if ours.poll(limit):
+            return ours.recv(), ""
+        return None, f"no end within {limit:.0f} seconds"
+    except EOFError:
+        process.join()
+        return None, f"its process ended with exit code {process.exitcode}"
+    finally:
+        process.kill()
+        process.join()
+
+
+def _answer(pipe: Connection, call: Any) -> None:
+    pipe.send(call())
 
 
 def _cases(source: str, tier: str) -> Iterator[Case]:
@@ -155,16 +181,14 @@ def main() -> None:
     from cuda_kernels.mutants import MUTANTS
 
     names = arguments.mutants or list(MUTANTS)
-    context = multiprocessing.get_context("spawn")
     matrix = []
-    with ProcessPoolExecutor(arguments.workers, context, max_tasks_per_child=1) as pool:
-        running = {pool.submit(killer, name, MUTANTS[name].source): name for name in names}
+    with ThreadPoolExecutor(arguments.workers) as pool:
+        running = {
+            pool.submit(apart, partial(killer, name, MUTANTS[name].source), LIMIT): name for name in names
+        }
         for done in as_completed(running):
-            name = running[done]
-            try:
-                found = done.result()
-            except Exception as error:
-                found = {"mutant": name, "tier": None, "error": f"{type(error).__name__}: {error}"}
+            name, (found, error) = running[done], done.result()
+            found = found or {"mutant": name, "tier": None, "error": error}
             found |= {"computes": MUTANTS[name].computes, "source": MUTANTS[name].source}
             matrix.append(found)
             how = found["tier"] or found.get("error", "SURVIVES")
@@ -175,8 +199,9 @@ def main() -> None:
     print(
         f"killed {len(matrix) - len(survivors)} of {len(matrix)}; by tier: {by_tier}; survivors: {survivors}"
     )
-    with ProcessPoolExecutor(1, context) as pool:
-        alarms = pool.submit(refused_although_sound, [r["case"] for r in matrix if r["tier"]]).result()
+    alarms, error = apart(partial(refused_although_sound, [r["case"] for r in matrix if r["tier"]]), None)
+    if alarms is None:
+        sys.exit(f"kill_cuda: the kernels without a fault could not be judged: {error}")
     print(f"the same cases on the kernels without a fault: refused {len(alarms)}: {alarms}")
     if arguments.report:
         backend = load_backend("cuda_kernels")

@@ -2,8 +2,8 @@
 
     python tools/run_findings.py [--jobs N] [--limit SECONDS] [--report FILE] [NAME ...]
 
-Each script shows one fault with the library alone; its library must be installed. Exit code 1 where a script ends with
-an error or prints no `expected ... got ...`: the finding is not seen here.
+Each script shows one fault with the library alone; its library must be installed. Each prints lines of `expected ... got
+...`, for people to compare. Exit code 1 where a script ends with an error or prints no such line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SCRIPTS = ROOT / "docs" / "findings"
 
 
 def run(limit: float, script: Path) -> tuple[str, bool]:
-    """What a script printed, and whether it said what is expected and what it got."""
+    """What a script printed, and whether it came to its end and said what is expected and what it got."""
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     try:
         done = subprocess.run(
@@ -55,7 +55,7 @@ def main() -> int:
     text = "".join(said for said, _ in results)
     print(text, end="")
     unseen = [script.stem for script, (_, seen) in zip(scripts, results, strict=True) if not seen]
-    print(f"{len(scripts) - len(unseen)} of {len(scripts)} scripts ran; not seen here: {unseen}")
+    print(f"{len(scripts) - len(unseen)} of {len(scripts)} scripts ran; these did not: {unseen}")
     if arguments.report:
         arguments.report.write_text(text, "utf-8")
     return 1 if unseen else 0

@@ -28,7 +28,7 @@ from conformance.conduct.guards import Guards, build, loaded_runtime, sentence
 from conformance.conduct.loaded import Loaded
 from conformance.conduct.observed import Observed, Output, Question
 from conformance.isolation.supervisor import how_it_ended
-from conformance.subject import Answer, Subject, describe
+from conformance.subject import Answer, Subject, describe, hide_pytest
 
 _SHOWN = 3
 _QUESTION, _ANSWER, _GUARDS = "question", "answer", "guards.so"
@@ -43,9 +43,13 @@ def canary(subject: Subject, questions: Sequence[Question]) -> Observed | Answer
     answer = ask_guarded(subject.spec, subject.case, questions)
     if not unwatchable(answer):
         return answer
+    return unwatched(subject, questions, answer.refusal or answer.crash or "")
+
+
+def unwatched(subject: Subject, questions: Sequence[Question], why: str) -> Observed:
+    """The calls alone, and a note."""
     output = Output("without a guarding allocator", Loaded(subject, questions[0]).answers())
-    said = answer.refusal or answer.crash
-    return Observed((output,), notes=(f"its memory cannot be watched: {said}",))
+    return Observed((output,), notes=(f"its memory cannot be watched: {why}",))
 
 
 def unwatchable(answer: Answer) -> bool:
@@ -68,8 +72,8 @@ def ask_guarded(
         build(folder)
         paths = os.pathsep.join(p or os.getcwd() for p in sys.path)
         environment = {**os.environ, **(variables or {}), "PYTHONPATH": paths}
-        environment.pop("PYTEST_CURRENT_TEST", None)
-        command = [sys.executable, "-m", "conformance.conduct.canary", name]
+        hide_pytest(environment)
+        command = [sys.executable, "-P", "-m", "conformance.conduct.canary", name]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, errors="replace", env=environment, timeout=limit

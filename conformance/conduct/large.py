@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from conformance.arrays import WrongAnswer, from_backend, to_backend
-from conformance.backend import Checkpoint
+from conformance.backend import Checkpoint, device_of
 from conformance.conduct.observed import Array, Observed, Output, Question
 from conformance.subject import Subject, handed_layer
 from reference.rounding import float_format
@@ -47,11 +47,21 @@ def overflow(subject: Subject, questions: Sequence[Question]) -> Observed:
             turned = np.empty_like(found)
             turned[np.ix_((top + np.arange(rows)) % rows, (left + np.arange(features)) % features)] = found
             parts.setdefault((top, left), []).append(turned)
+    del layer, answer, wide
+    free_memory(backend)
     outputs = tuple(
         Output(f"rows from {top} and columns from {left} of [{case.m}, {case.n}]", np.concatenate(part))
         for (top, left), part in parts.items()
     )
     return Observed(outputs, seen=f"{len(outputs)} windows of an output [{case.m}, {case.n}]")
+
+
+def free_memory(backend: Any) -> None:
+    """Give back what torch keeps of the GPU's memory: the next backend needs as much."""
+    if device_of(backend).startswith("cuda"):
+        import torch
+
+        torch.cuda.empty_cache()
 
 
 def _load(subject: Subject, small: Checkpoint, features: int) -> Callable[[Any], Any]:

@@ -8,7 +8,9 @@ happened and ends.
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -27,12 +29,16 @@ from conformance.backend import (
 )
 from conformance.cases import Case
 from conformance.cases.conduct import called
-from conformance.errors import RunError
+from conformance.errors import EnvironmentMissing, RunError
 from conformance.isolation.kernels import launched
-from conformance.subject import OPERATIONS, Answer, Subject, describe
+from conformance.subject import OPERATIONS, Answer, Subject, describe, hide_pytest
 from reference.bounds import Contract
 
 STARTED = "started"
+# What a host says while it prepares: a line of progress; that it has ended, with what went wrong.
+LINE, END = "line", "end"
+# A judge that asked may be gone: past its limit and this the host ends itself.
+GRACE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -82,8 +88,11 @@ class Ended(Exception):
 def serve(spec: str, path: str, gpu: int | None, lifeline: Connection, profiled: bool) -> None:
     """Load the backend, then answer until the supervisor's end of the lifeline is closed.
 
-    The first message through the lifeline is the Description, or the sentence that says why there is none.
+    The first message through the lifeline is the Description, or the RunError that says why there is none. An
+    interrupt is for those who ask: they close the lifeline.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    hide_pytest(os.environ)
     log = open(f"{path}.log", "a", buffering=1)  # noqa: SIM115 - as long as the process lives
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
@@ -92,10 +101,10 @@ def serve(spec: str, path: str, gpu: int | None, lifeline: Connection, profiled:
     try:
         backend = load_backend(spec)
     except RunError as error:
-        lifeline.send(str(error))
+        lifeline.send(error)
         return
     except (Exception, SystemExit) as error:
-        lifeline.send(f"backend {spec!r} could not be loaded: {describe(error)}")
+        lifeline.send(EnvironmentMissing(f"backend {spec!r} could not be loaded: {describe(error)}"))
         return
     server = socket.socket(socket.AF_UNIX)
     Path(path).unlink(missing_ok=True)
@@ -152,9 +161,13 @@ class _Host:
         kind, *rest = request
         if kind == "prepare":
             cases, workers = rest
-            return self._prepare(cases, workers, say), self._usable()
-        case, operation, arguments = rest
-        return self._ask(case, operation, arguments, say)
+            return (END, self._prepare(cases, workers, say)), self._usable()
+        case, operation, arguments, limit = rest
+        faulthandler.dump_traceback_later(limit + GRACE_SECONDS, exit=True)
+        try:
+            return self._ask(case, operation, arguments, say)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     def _ask(
         self, case: Case, operation: str | None, arguments: tuple[Any, ...], say: Callable[[Any], None]
@@ -188,7 +201,7 @@ class _Host:
             claimed = [case for case in cases if Subject(self.backend, case).support().claimed]
             asked = list(dict.fromkeys(plain for case in claimed for plain in called(case)))
             for line in self.backend.prepare(asked, workers):  # type: ignore[attr-defined]
-                say(str(line))
+                say((LINE, str(line)))
         except Exception as error:
             return describe(error)
         return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 # A name of a kernel in C++ can hold the whole of its template arguments.
@@ -12,10 +13,23 @@ LONGEST = 160
 
 
 def launched(call: Callable[[], Any]) -> tuple[str, ...] | None:
-    """The names of the kernels that a call launches, each once, in order; None where the profiler does not say.
+    """The names of the kernels that a call launches, each once, in order; None where the profiler does not say, or the
+    call, which has been made before, ends with an error now.
 
     The call is made again for this, so that what was timed and judged ran undisturbed.
     """
+    return _recorded(call) if _profiler_works() else None
+
+
+@cache
+def _profiler_works() -> bool:
+    """Whether a kernel that is launched is seen: without CUPTI there is a warning and an empty record."""
+    import torch
+
+    return bool(_recorded(lambda: torch.ones(1, device="cuda").add_(1)))
+
+
+def _recorded(call: Callable[[], Any]) -> tuple[str, ...] | None:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -26,7 +40,7 @@ def launched(call: Callable[[], Any]) -> tuple[str, ...] | None:
             call()
             torch.cuda.synchronize()
         events = record.profiler.kineto_results.events()
-    except RuntimeError:  # no CUPTI, or another profiler has it
+    except Exception:  # the profiler's, where another one has CUPTI, or the call's
         return None
     names = (event.name() for event in events if event.device_type() == torch.autograd.DeviceType.CUDA)
     return tuple(dict.fromkeys(short(name) for name in names if not name.startswith(("Memcpy", "Memset"))))

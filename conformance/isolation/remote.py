@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from functools import partialmethod
+from functools import partial, partialmethod
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,18 @@ from typing import Any
 from conformance.backend import Support
 from conformance.cases import Case
 from conformance.conduct import needs
-from conformance.conduct.canary import ask_guarded, canary, unwatchable
+from conformance.conduct.canary import ask_guarded, canary, unwatchable, unwatched
 from conformance.conduct.observed import Question
 from conformance.errors import RunError
-from conformance.isolation.host import seen_first
+from conformance.isolation.host import END, seen_first
 from conformance.isolation.supervisor import STARTING_SECONDS, Place, word_left
 from conformance.subject import Answer, Check, Subject, needed
 from reference.bounds import Contract
+
+# How often a host may die of what others asked before a question is given up
+ATTEMPTS = 20
+# For the start and the imports of a guarded process, beside the limit of its question
+LOADING_SECONDS = 60.0
 
 
 class RemoteBackend:
@@ -51,29 +56,40 @@ class RemoteBackend:
 
     def supports(self, case: Case) -> Support:
         """Raises RunError with the words of whatever supports() raised there."""
+        return self._said(case)[0]
+
+    def contract_for(self, case: Case) -> Contract:
+        """Raises as supports()."""
+        return self._said(case)[1]
+
+    def _said(self, case: Case) -> Said:
         said, answer = self.ask(case, None, ())
         if said is None:
             raise RunError(str(answer and answer.crash))
-        return said[0]
+        return said
 
     def ask(
         self, case: Case, operation: str | None, arguments: tuple[Any, ...]
     ) -> tuple[Said | None, Answer | None]:
         """What the backend says beforehand, None where that was lost or raised, and its answer: a crash where the host
         died of the question or did not answer in time."""
-        while True:
+        for _ in range(ATTEMPTS):
             try:
-                connection, pid = self._begun(("ask", case, operation, arguments))
+                connection, pid = self._begun(("ask", case, operation, arguments, self.limit))
                 break
             except _Gone:
                 continue  # it died of what another judge asked
             except _Failed as failed:
                 return None, Answer(crash=str(failed))
+        else:
+            return None, Answer(crash=f"its process ended {ATTEMPTS} times before it took the question")
+        log = _log_size(self._path)
         said: Said | None = None
         start = time.monotonic()
         try:
             first = self._received(connection, start)
             if isinstance(first, str):
+                self._received(connection, start)  # the answer behind it: none
                 return None, Answer(crash=f"supports() raised {first}")
             said = first
             return said, self._received(connection, start)
@@ -84,7 +100,7 @@ class RemoteBackend:
             return said, Answer(crash=str(late), seconds=self.limit)
         except (EOFError, OSError):
             self._close()
-            ended = f"its process {word_left(self._path, pid)}{_last_words(self._path)}"
+            ended = f"its process {word_left(self._path, pid)}{_last_words(self._path, log)}"
             return said, Answer(crash=ended, seconds=time.monotonic() - start)
 
     def _received(self, connection: Connection, start: float) -> Any:
@@ -96,19 +112,20 @@ class RemoteBackend:
         """Have the backend compile what the cases need. Returns what went wrong, in words."""
         try:
             connection, pid = self._begun(("prepare", cases, workers))
+            log = _log_size(self._path)
         except _Gone:
             return "its process ended"
         except _Failed as failed:
             return str(failed)
         try:
             while True:
-                message = connection.recv()
-                if message == "":
-                    return ""
-                say(message)
+                kind, text = connection.recv()
+                if kind == END:
+                    return str(text)
+                say(text)
         except (EOFError, OSError):
             self._close()
-            return f"its process {word_left(self._path, pid)}{_last_words(self._path)}"
+            return f"its process {word_left(self._path, pid)}{_last_words(self._path, log)}"
 
     def _connected(self) -> Connection:
         if self._connection is not None:
@@ -154,12 +171,18 @@ class _Failed(Exception):
     """There is no host, and there will be none."""
 
 
-def _last_words(path: str) -> str:
-    """The last line that the process wrote, where it is of an error."""
+def _log_size(path: str) -> int:
+    log = Path(f"{path}.log")
+    return log.stat().st_size if log.is_file() else 0
+
+
+def _last_words(path: str, since: int) -> str:
+    """The last line that the process wrote behind so many bytes, where it is of an error."""
     try:
-        lines = Path(f"{path}.log").read_text("utf-8", errors="replace").strip().splitlines()
+        written = Path(f"{path}.log").read_bytes()[since:]
     except OSError:
         return ""
+    lines = written.decode("utf-8", errors="replace").strip().splitlines()
     telling = [line for line in lines[-20:] if any(word in line for word in ("rror", "ssert", "Fatal"))]
     return f": {telling[-1].strip()[:300]}" if telling else ""
 
@@ -172,7 +195,7 @@ class RemoteSubject(Subject):
 
     @property
     def contract(self) -> Contract:
-        return self._contract or self.backend.contract
+        return self._contract or self.backend.contract_for(self.case.plain)
 
     def absent(self) -> str | None:
         return self.backend.lacks(self.case)
@@ -200,7 +223,7 @@ class RemoteSubject(Subject):
 
     def conduct(self, check: Check, questions: Sequence[Question]) -> Answer | None:
         """Whose check makes a process of its own anyway is not made in the host, for which the other judges wait."""
-        if check is not canary:
+        if check is not canary or self.absent() is not None:
             return self._forward("conduct", check, questions)
         said, answer = self.backend.ask(self.case, None, ())
         if said is None:
@@ -208,5 +231,9 @@ class RemoteSubject(Subject):
         self._support, self._contract = said
         if needs.lacking(self.case, self.backend) is not None:
             return None
-        guarded = ask_guarded(self.spec, self.case, questions, self.backend.limit, self.backend.variables)
-        return self._forward("conduct", check, questions) if unwatchable(guarded) else guarded
+        limit = LOADING_SECONDS + self.backend.limit
+        guarded = ask_guarded(self.spec, self.case, questions, limit, self.backend.variables)
+        if not unwatchable(guarded):
+            return guarded
+        why = guarded.refusal or guarded.crash or ""
+        return self._forward("conduct", partial(unwatched, why=why), questions)

@@ -5,6 +5,7 @@ One process imports what all need and is forked for each host, so that a replace
 
 from __future__ import annotations
 
+import atexit
 import json
 import multiprocessing
 import os
@@ -17,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from conformance.errors import EnvironmentMissing
+from conformance.errors import EnvironmentMissing, RunError
 from conformance.isolation.host import Description, serve
 
 STARTING_SECONDS = 300.0  # imports of large libraries, on a cold disk
@@ -46,7 +47,7 @@ class Place:
 
 @dataclass
 class _Hosted:
-    """One process. ended: how often it died before it could be asked."""
+    """One process. ended: how often it died before it could be asked; reason: what it said of that."""
 
     spec: str
     path: str
@@ -55,6 +56,7 @@ class _Hosted:
     lifeline: Any = None
     ended: int = 0
     ready: bool = False
+    reason: str = ""
 
 
 class Supervisor:
@@ -69,12 +71,13 @@ class Supervisor:
         self._wakes, self._waker = multiprocessing.Pipe(duplex=False)
         self._thread: threading.Thread | None = None
 
-    def start(self, specs: list[str], gpus: int, every: bool = True) -> dict[str, Place | EnvironmentMissing]:
+    def start(self, specs: list[str], gpus: int, every: bool = True) -> dict[str, Place | RunError]:
         """Start a host for each spec and GPU (0: one each, for backends on the CPU), all at once. every: on each of
         the GPUs, else on the first alone.
 
-        What cannot be loaded is an EnvironmentMissing with the reason, in place of the Place.
+        What cannot be loaded is a RunError with the reason, in place of the Place.
         """
+        atexit.register(self.close)  # or multiprocessing would wait for hosts that wait for us
         modules = ["conformance.isolation.host", "conformance.data", *(["torch"] if gpus else [])]
         self._context.set_forkserver_preload(modules)
         for number, spec in enumerate(specs):
@@ -83,14 +86,14 @@ class Supervisor:
                 hosted = _Hosted(spec, path, gpu)
                 self._launch(hosted)
                 self._hosted.append(hosted)
-        found: dict[str, Place | EnvironmentMissing] = {}
+        found: dict[str, Place | RunError] = {}
         for spec in specs:
             own = [h for h in self._hosted if h.spec == spec]
             said = [self._first_word(h) for h in own]
-            wrong = next((s for s in said if isinstance(s, str)), None)
+            wrong = next((s for s in said if isinstance(s, RunError)), None)
             if wrong is not None:
                 self._drop(own)
-                found[spec] = EnvironmentMissing(wrong)
+                found[spec] = wrong
                 continue
             assert isinstance(said[0], Description)
             found[spec] = Place(spec, tuple(h.path for h in own), said[0])
@@ -100,6 +103,8 @@ class Supervisor:
 
     def close(self) -> None:
         """End the hosts."""
+        if self._closing.is_set():
+            return
         self._closing.set()
         self._waker.send(None)
         if self._thread is not None:
@@ -115,15 +120,17 @@ class Supervisor:
         theirs.close()
         hosted.lifeline, hosted.ready = ours, False
 
-    def _first_word(self, hosted: _Hosted) -> Description | str:
+    def _first_word(self, hosted: _Hosted) -> Description | RunError:
         """What a host says when it has loaded its backend, or why it says nothing."""
         try:
             if not hosted.lifeline.poll(STARTING_SECONDS):
-                return f"backend {hosted.spec!r}: not loaded within {STARTING_SECONDS:.0f} seconds"
-            said: Description | str = hosted.lifeline.recv()
+                late = f"backend {hosted.spec!r}: not loaded within {STARTING_SECONDS:.0f} seconds"
+                return EnvironmentMissing(late)
+            said: Description | RunError = hosted.lifeline.recv()
         except (EOFError, OSError):
             hosted.process.join(10)
-            return f"backend {hosted.spec!r}: its process {how_it_ended(hosted.process.exitcode)} while it was loaded"
+            ended = how_it_ended(hosted.process.exitcode)
+            return EnvironmentMissing(f"backend {hosted.spec!r}: its process {ended} while it was loaded")
         hosted.ready = True
         return said
 
@@ -143,7 +150,8 @@ class Supervisor:
                 sentinels[hosted.process.sentinel] = hosted
                 if not hosted.ready:
                     sentinels[hosted.lifeline] = hosted
-            for ready in wait([*sentinels, self._wakes]):
+            # What a host has said comes before how it ended.
+            for ready in sorted(wait([*sentinels, self._wakes]), key=lambda r: not isinstance(r, Connection)):
                 if ready is self._wakes:
                     continue
                 hosted = sentinels[ready]
@@ -159,6 +167,8 @@ class Supervisor:
             return  # it died: its sentinel says so
         if isinstance(said, Description):
             hosted.ready, hosted.ended = True, 0
+        else:
+            hosted.reason = f": {said}"
 
     def _replace(self, hosted: _Hosted) -> None:
         process = hosted.process
@@ -168,7 +178,8 @@ class Supervisor:
         process.join()
         if hosted.ended >= FAILED_STARTS:
             said = (
-                f"it {how_it_ended(process.exitcode)} each of {FAILED_STARTS} times that it was started again"
+                f"it {how_it_ended(process.exitcode)} each of {FAILED_STARTS} times that it was started "
+                f"again{hosted.reason}"
             )
             Path(f"{hosted.path}.failed").write_text(said, "utf-8")
             self._hosted.remove(hosted)

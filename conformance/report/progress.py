@@ -46,11 +46,12 @@ class _Line:
 
 
 class Progress:
-    """Of judging."""
+    """Of judging. known: how many verdicts there were before anybody was asked."""
 
-    def __init__(self, write: Callable[[str], None]) -> None:
+    def __init__(self, write: Callable[[str], None], known: int = 0) -> None:
         self._line = _Line(write)
         self._start = time.monotonic()
+        self._known = known
 
     def show(self, ledger: Ledger) -> None:
         if not self._line.due():
@@ -58,7 +59,7 @@ class Progress:
         now = time.monotonic()
         done, planned = len(ledger.verdicts), max(len(ledger.planned), 1)
         failing = sum(v.fails for v in ledger.verdicts.values())
-        left = (now - self._start) / done * (planned - done)
+        left = (now - self._start) / max(done - self._known, 1) * (planned - done)
         text = f"judged {done} of {planned} ({100 * done // planned} %), {failing} failing, {left:.0f} s left"
         self._line.show(text)
 
@@ -93,5 +94,8 @@ def compile_first(
             seconds = time.monotonic() - start
             write(f"compiled {backend.name}: {counts[backend.name]} kernels in {seconds:.1f} s{ended}\n")
 
-    with ThreadPoolExecutor(len(backends)) as pool:
+    pool = ThreadPoolExecutor(len(backends))
+    try:
         list(pool.map(compile_all, backends))
+    finally:
+        pool.shutdown(wait=False)  # an interrupt does not wait for hosts; whoever catches it ends them

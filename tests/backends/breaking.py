@@ -96,9 +96,28 @@ class looks_for_pytest(NumpyBackend):
     name = "looks_for_pytest"
 
     def load_linear(self, checkpoint):
-        if "PYTEST_CURRENT_TEST" in os.environ:
+        if any(name.startswith("PYTEST_") for name in os.environ):
             raise RuntimeError("under pytest other kernels are chosen")
         return super().load_linear(checkpoint)
+
+
+class refuses_to_say(NumpyBackend):
+    """Of 3 bits it cannot even say whether it supports them."""
+
+    name = "refuses_to_say"
+
+    def supports(self, case):
+        if case.weight.bits == 3:
+            raise KeyError("no entry for 3 bits")
+        return super().supports(case)
+
+
+class fails_to_prepare(NumpyBackend):
+    name = "fails_to_prepare"
+
+    def prepare(self, cases, workers):
+        yield ""
+        raise RuntimeError("the compiler is not there")
 
 
 class rounds_3_bits(NumpyBackend):
