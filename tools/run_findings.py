@@ -2,8 +2,8 @@
 
     python tools/run_findings.py [--jobs N] [--limit SECONDS] [--report FILE] [NAME ...]
 
-Each script shows one fault with the library alone; its library must be installed. Each prints lines of `expected ... got
-...`, for people to compare. Exit code 1 where a script ends with an error or prints no such line.
+Each script shows one fault with the library alone; its library must be installed. Each prints lines of
+`expected ... got ...`, for people to compare. Exit code 1 where a script ends with an error or prints no such line.
 """
 
 from __future__ import annotations
