@@ -67,15 +67,17 @@ class Answer:
 class Subject:
     """One backend asked about one case. making_seconds: what the case's data took until the first question.
 
-    spec: how to find the backend again, in the processes of other ranks.
+    spec: how to find the backend again, in the processes of other ranks. keep: whether `repeat` is wanted; it holds
+    the layer.
     """
 
-    def __init__(self, backend: Backend, case: Case, spec: str = "") -> None:
+    def __init__(self, backend: Backend, case: Case, spec: str = "", keep: bool = False) -> None:
         self._made_at = time.perf_counter()
         self.making_seconds = 0.0
         self.backend = backend
         self.case = case
         self.spec = spec
+        self._keep = keep
         # Calls once more what was called last; a layer that was loaded for it is not loaded again.
         self.repeat: Callable[[], object] = list
         self._support: Support | None = None
@@ -166,7 +168,7 @@ class Subject:
             def call() -> list[Any]:
                 return [layer(self._hand(x)) for x in batches]
 
-            self.repeat = call
+            self._remember(call)
             return call()
 
         return _joined(self._ask(run, wanted))
@@ -208,7 +210,7 @@ class Subject:
             def call() -> list[Any]:
                 return [layer(*(self._hand(array) for array in arrays)) for arrays in calls]
 
-            self.repeat = call
+            self._remember(call)
             return call()
 
         return _joined(self._ask(run, wanted))
@@ -270,6 +272,10 @@ class Subject:
             return Answer(wrong="; ".join(seen.faults), seconds=answer.seconds, observed=seen)
         return replace(answer, arrays=tuple(output.array for output in seen.outputs), observed=seen)
 
+    def _remember(self, call: Callable[[], object]) -> None:
+        if self._keep:
+            self.repeat = call
+
     def _hand(self, array: Any) -> Any:
         if array is None:
             return None
@@ -288,7 +294,7 @@ class Subject:
         except Exception:
             return None  # the judge asks again and makes a verdict of it
         start = time.perf_counter()
-        self.repeat = lambda: call(self.backend)
+        self._remember(lambda: call(self.backend))
         try:
             for shape, dtype in wanted:
                 poison(int(np.prod(shape)) * dtype.itemsize, self.backend)

@@ -141,7 +141,7 @@ def test_kernels_are_recorded_of_the_calls_and_not_of_loading():
 
     case = next(c for c in all_cases().values() if c.operation == "linear" and c.quick)
     problem = linear_problem(case)
-    subject = Subject(Counts(), case)
+    subject = Subject(Counts(), case, keep=True)
     subject.linear(problem.checkpoint, problem.batches)
     assert made == ["load", *["call"] * len(problem.batches)]
     made.clear()

@@ -172,7 +172,7 @@ class _Host:
     def _ask(
         self, case: Case, operation: str | None, arguments: tuple[Any, ...], say: Callable[[Any], None]
     ) -> tuple[Answer | None, bool]:
-        subject = Subject(self.backend, case, self.spec)
+        subject = Subject(self.backend, case, self.spec, keep=self._profiled)
         try:
             say((subject.support(), subject.contract))
         except Exception as error:
