@@ -4,17 +4,28 @@
 // time. Slots are looked through in chunks; a thread owns one expert in one chunk, counts there, and places there later.
 #include "slots.cuh"
 
+// What a thread looks through: the slots from first to end, of one chunk, for those of one expert.
+struct Share {
+  int expert;
+  long long first, end;
+};
+
+// Of the last threads of a grid first lies behind all slots.
+QCTS_INLINE Share share_of(long long thread, long long slots, int experts, int chunk) {
+  long long first = thread / experts * chunk, end = first + chunk;
+  return {(int)(thread % experts), first, end < slots ? end : slots};
+}
+
 // Slots of no expert are dropped. counts: (chunks, E), the slots of each expert in each chunk.
 extern "C" __global__ void align_count(const int* __restrict__ ids, const int* __restrict__ expert_map, long long slots,
                                        int experts, int chunk, int* __restrict__ counts) {
   long long t = thread_number();
-  long long chunks = (slots + chunk - 1) / chunk;
-  if (t >= chunks * experts) return;
-  int expert = (int)(t % experts);
-  long long first = t / experts * chunk;
-  long long end = first + chunk < slots ? first + chunk : slots;
+  Share own = share_of(t, slots, experts, chunk);
+  if (own.first >= slots) return;
   int count = 0;
-  for (long long slot = first; slot < end; slot++) count += local_expert(ids[slot], expert_map, experts) == expert;
+  for (long long slot = own.first; slot < own.end; slot++) {
+    count += local_expert(ids[slot], expert_map, experts) == own.expert;
+  }
   counts[t] = count;
 }
 
@@ -84,16 +95,13 @@ extern "C" __global__ void align_place(const int* __restrict__ ids, const int* _
                                        const int* __restrict__ counts, const int* __restrict__ starts,
                                        int* __restrict__ sorted_ids, long long slots, int experts, int chunk) {
   long long t = thread_number();
-  long long chunks = (slots + chunk - 1) / chunk;
-  if (t >= chunks * experts) return;
-  int expert = (int)(t % experts);
-  long long first = t / experts * chunk;
-  long long end = first + chunk < slots ? first + chunk : slots;
+  Share own = share_of(t, slots, experts, chunk);
+  if (own.first >= slots) return;
 #ifdef QCTS_LAST_SLOT_OF_CHUNK_LOST
-  end--;
+  own.end--;
 #endif
-  int place = starts[expert] + counts[t];
-  for (long long slot = first; slot < end; slot++) {
-    if (local_expert(ids[slot], expert_map, experts) == expert) sorted_ids[place++] = (int)slot;
+  int place = starts[own.expert] + counts[t];
+  for (long long slot = own.first; slot < own.end; slot++) {
+    if (local_expert(ids[slot], expert_map, experts) == own.expert) sorted_ids[place++] = (int)slot;
   }
 }

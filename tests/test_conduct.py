@@ -3,8 +3,10 @@
 import ctypes
 import shutil
 import subprocess
+import sys
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import misbehaving
 import numpy as np
@@ -24,14 +26,14 @@ from conformance.conduct.guards import BAND, Guards, build, sentence
 from conformance.conduct.needs import ON_CUDA
 from conformance.conduct.observed import Question
 from conformance.conduct.problems import ConductGoal, conduct_problems, goal_of, question_of
-from conformance.judge import Judge
 from conformance.query import offered, select
 from conformance.subject import Subject
 from conformance.verdict import Outcome
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 with warnings.catch_warnings():  # its mark is registered where the suites are run
     warnings.simplefilter("ignore", pytest.PytestUnknownMarkWarning)
-    from conformance.suites import test_conduct as suite
+    from direct import judged
 
 CASES = [c for c in all_cases().values() if c.operation == "conduct"]
 HERE = [c for c in CASES if c.recipe not in ON_CUDA]
@@ -90,13 +92,6 @@ SEEN_IN_EXPERTS = {
 def undiagnosed(monkeypatch):
     """Which known fault a wrong answer is, is asked elsewhere, and takes seconds."""
     monkeypatch.setattr(diagnosis, "_SECONDS", -1.0)
-
-
-def judged(backend, case):
-    subject = Subject(backend, case)
-    judge = Judge(subject, lambda verdict: None)
-    suite.test_conduct(case, subject, judge)
-    return judge.verdict
 
 
 def verdicts(name, cell):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,12 +21,6 @@ from conformance.diagnosis import Diagnosis
 from conformance.goals import MoeGoal, SwigluGoal
 from conformance.goals.routing import AlignGoal, RoutingGoal
 from conformance.goals.sharding import ShardGoal
-from conformance.judge import Judge
-from conformance.subject import Subject
-from conformance.suites import test_moe as moe_suite
-from conformance.suites import test_routing as routing_suite
-from conformance.suites import test_sharding as sharding_suite
-from conformance.suites import test_swiglu as swiglu_suite
 from conformance.verdict import Outcome
 from cuda_kernels.build import host_object
 from cuda_kernels.mutants import MUTANTS
@@ -33,15 +29,10 @@ from cuda_kernels.runtime import HostRuntime
 from reference import mutants as oracle
 from reference.formats import ActivationFormat
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
+from direct import judged
 
-SUITES = {
-    "routing": routing_suite.test_routing,
-    "moe_align": routing_suite.test_moe_align,
-    "swiglu": swiglu_suite.test_swiglu,
-    "moe": moe_suite.test_moe,
-    "sharding": sharding_suite.test_sharding,
-}
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
 # macro -> the case that must refuse it
 SEEN_BY = {
@@ -137,14 +128,6 @@ def compiled():
     tried = [m for m in MUTANTS.values() if m.macro in SEEN_BY]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda m: host_object(m.source, (m.macro,)), tried))
-
-
-def judged(backend, case):
-    """The verdict of the suite on one case."""
-    subject = Subject(backend, case)
-    judge = Judge(subject, lambda verdict: None)
-    SUITES[case.operation](case, subject, judge)
-    return judge.verdict
 
 
 @pytest.mark.parametrize("case", CASES)

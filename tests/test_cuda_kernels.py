@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -10,6 +9,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -24,14 +24,6 @@ from conformance.data import linear_problem
 from conformance.diagnosis import Diagnosis
 from conformance.goals import LinearGoal, MoeGoal, QuantizationGoal
 from conformance.goals.dense import ArrayGoal
-from conformance.judge import Judge
-from conformance.subject import Subject
-from conformance.suites import test_activation_quantization as quantizer_suite
-from conformance.suites import test_dequantize as dequantize_suite
-from conformance.suites import test_linear as linear_suite
-from conformance.suites import test_moe as moe_suite
-from conformance.suites import test_packing as packing_suite
-from conformance.suites import test_validation as validation_suite
 from conformance.verdict import Outcome
 from cuda_kernels import build
 from cuda_kernels.build import CompileError, ToolMissing, host_object
@@ -43,16 +35,10 @@ from cuda_kernels.runtime import HostRuntime, LaunchError
 from cuda_kernels.sources import Library, SourceError, library, parse
 from reference import mutants as oracle
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
+from direct import judged
 
-SUITES = {
-    "packing": packing_suite.test_packing,
-    "dequantize": dequantize_suite.test_dequantize,
-    "activation_quantization": quantizer_suite.test_activation_quantization,
-    "linear": linear_suite.test_linear,
-    "validation": validation_suite.test_validation,
-    "moe": moe_suite.test_moe,
-}
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
 INTEGERS = "linear/w2-g32-sym/a16/bf16/m7-n33-k32-bias/integers-0"
 QUANTIZED_INTEGERS = "linear/w2-g32-sym/a-int8/bf16/m7-n33-k32-bias/integers-0"
@@ -154,19 +140,6 @@ def compiled():
 
 class Refused(Exception):
     pass
-
-
-def judged(backend, case):
-    """The verdict of the suite on one case; a step that fails ends it."""
-
-    def end(verdict):
-        raise Refused
-
-    subject = Subject(backend, case)
-    judge = Judge(subject, end)
-    with contextlib.suppress(Refused):
-        SUITES[case.operation](case, subject, judge)
-    return judge.verdict
 
 
 # ---- the kernels

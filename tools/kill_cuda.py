@@ -9,7 +9,6 @@ survives all tiers, or if one of the cases that refused a mutant refuses the ker
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import multiprocessing
 import os
@@ -22,39 +21,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from direct import judged
+
 from conformance.backend import load_backend
 from conformance.cases import Case, all_cases
 from conformance.diagnosis import Diagnosis
 from conformance.goals import dense, moe, routing, sharding
 from conformance.goals.expected import ExpectedGoal
-from conformance.judge import Judge
 from conformance.report.document import environment
-from conformance.subject import Subject
-from conformance.suites import (
-    test_activation_quantization,
-    test_conduct,
-    test_dequantize,
-    test_linear,
-    test_moe,
-    test_packing,
-    test_routing,
-    test_sharding,
-    test_swiglu,
-)
-from conformance.verdict import Verdict
 
-SUITES = {
-    "packing": test_packing.test_packing,
-    "dequantize": test_dequantize.test_dequantize,
-    "activation_quantization": test_activation_quantization.test_activation_quantization,
-    "linear": test_linear.test_linear,
-    "routing": test_routing.test_routing,
-    "moe_align": test_routing.test_moe_align,
-    "swiglu": test_swiglu.test_swiglu,
-    "moe": test_moe.test_moe,
-    "sharding": test_sharding.test_sharding,
-    "conduct": test_conduct.test_conduct,
-}
 # Source -> the operations that are made of it
 COMPUTES = {
     "packing": ("packing", "sharding"),
@@ -78,28 +53,11 @@ SECONDS = 60.0  # for a tier of a mutant
 LIMIT = 300.0  # for a mutant
 
 
-class Refused(Exception):
-    """The suite has its verdict."""
-
-
 def tier_of(case: Case) -> str:
     if case.operation == "conduct":
         return "conduct"
     judged_by_bound = case.operation in ("linear", "moe", "swiglu", "routing")
     return "bounded" if judged_by_bound and case.recipe in (*_BOUNDED, "limits", "wide") else "exact"
-
-
-def judged(backend: Any, case: Case, spec: str) -> Verdict | None:
-    """The verdict of the case's suite; without a diagnosis, which nobody reads here."""
-
-    def end(verdict: Verdict) -> None:
-        raise Refused
-
-    subject = Subject(backend, case, spec)
-    judge = Judge(subject, end)
-    with contextlib.suppress(Refused):
-        SUITES[case.operation](case, subject, judge)
-    return judge.verdict
 
 
 def killer(name: str, source: str) -> dict[str, Any]:
