@@ -102,8 +102,14 @@ class Plugin:
         metafunc.parametrize(("case", "_backend"), self._pairs(operation), ids=self.ids(operation))
 
     def _pairs(self, operation: str) -> list[tuple[Case, Backend]]:
-        """All backends on a case, then the next case: what is expected of it is computed once."""
-        pairs = [(c, b) for c in self.cases.get(operation, []) for b in self.backends.values()]
+        """All backends on a case, then the next case: what is expected of it is computed once. Which backend comes
+        first changes, or all judges would wait for the same one."""
+        backends = list(self.backends.values())
+        pairs = [
+            (case, backends[(number + i) % len(backends)])
+            for number, case in enumerate(self.cases.get(operation, []))
+            for i in range(len(backends))
+        ]
         return [(c, b) for c, b in pairs if not self._answered(c, b)]
 
     def _answered(self, case: Case, backend: Backend) -> bool:

@@ -68,15 +68,14 @@ def nvrtc_version() -> tuple[int, int]:
 
 
 def cuda_core() -> Any:
-    """The module of cuda-core that has Program and launch: `cuda.core`, in versions before 1 its `experimental`."""
-    for name in ("cuda.core", "cuda.core.experimental"):
-        try:
-            module = importlib.import_module(name)
-        except ImportError:
-            continue
-        if hasattr(module, "Program"):
-            return module
-    raise ToolMissing("cuda-core is not installed: pip install 'cuda-core[cu13]'")
+    """The module of cuda-core, with launches that may begin early. Raises ToolMissing where there is none."""
+    try:
+        module = importlib.import_module("cuda.core")
+    except ImportError:
+        raise ToolMissing("cuda-core is not installed: pip install 'cuda-core[cu13]'") from None
+    if not hasattr(getattr(module, "LaunchConfig", None), "programmatic_stream_serialization"):
+        raise ToolMissing("cuda-core is older than 1.2: pip install --upgrade 'cuda-core[cu13]'")
+    return module
 
 
 def host_object(source: str, macros: Sequence[str] = (), sources: Library | None = None) -> Path:

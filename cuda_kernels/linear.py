@@ -204,7 +204,7 @@ def _few_tokens(
         cut = _mma4_on(x.device, weight.n, weight.k, blocks_for(len(x), 8))
         runtime.launch(
             "project_mma4", cut.blocks, 512, *common, len(x), weight.n, weight.k, weight.group_size, cut.side_log,
-            cut.range, cut.packed_blocks, cluster=cut.cluster, shared=cut.shared,
+            cut.range, cut.packed_blocks, cluster=cut.cluster, shared=cut.shared, early=True,
         )  # fmt: skip
     else:
         blocks = blocks_for(weight.n, 16)

@@ -13,7 +13,8 @@
 // lane's by itself and for itself, so that it waits for nobody. The 16 warps of a block share the activations; the more
 // of them are neighbours along n, the less often x is read. Activations, scales and zero points are put in order in
 // shared memory before the first step, so that the steps read nothing else from memory but words. K is then split over
-// the blocks of a cluster, which add their sums through each other's shared memory.
+// the blocks of a cluster, which add their sums through each other's shared memory. And a launch begins while the one
+// before it still runs: its first words and its scales do not depend on that.
 #include "weights.cuh"
 
 #define WARPS_LOG 4
@@ -62,6 +63,22 @@ QCTS_INLINE uint4 copied(u32 address) {
                : "r"(address)
                : "memory");
   return v;
+}
+
+// ---- what was launched before; from sm_90 on it may still run while this begins
+
+// The launch after this one may begin as soon as there is room for it.
+QCTS_INLINE void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Until it has ended and what it wrote can be read. Weights are read before: no launch of a running model changes them.
+QCTS_INLINE void await_launch_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 // ---- the blocks of a cluster; before sm_90 each is alone
@@ -358,6 +375,7 @@ QCTS_INLINE void project(const u16* x, const Weight& w, const u16* bias, u16* y,
   end_of_copies();
   LoadedFactors loaded_factors;
   load_factors(loaded_factors, table, 0, w, rows_before, side_log);
+  await_launch_before();
   LoadedX<8 * TOKEN_TILES> loaded_x;
   load_x(loaded_x, table, 0, x, 0, tokens, w.k);
   for (int s = 1; s < STAGES; s++) {
@@ -499,6 +517,7 @@ extern "C" __global__ void __launch_bounds__(512)
                  const u32* __restrict__ zero_point, const u16* __restrict__ bias, u16* __restrict__ y, int dtype,
                  int tokens, int n, int k, int group_size, int side_log, int range, int packed_blocks) {
   extern __shared__ uint4 shared[];
+  let_next_begin();
   Weight w = weight_of(words, scale, zero_point, nullptr, 0, n, k, group_size, k / group_size, 4, dtype);
   if (dtype == BF16) {
     if (tokens <= 8) project<BF16, 1>(x, w, bias, y, tokens, side_log, range, packed_blocks, shared);

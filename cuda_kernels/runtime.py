@@ -18,6 +18,7 @@ import importlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,24 @@ from cuda_kernels.sources import Library, Parameter, Signature, SourceError, lib
 THREADS = 128
 
 Size = int | tuple[int, ...]
-# Of a kernel: what starts it on a device, over so many blocks of so many threads, with converted arguments, blocks of a
-# cluster and bytes of shared memory.
-Launcher = Callable[[torch.device, Size, Size, list[Any], int, int], None]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How a kernel is started. blocks, threads: up to three dimensions each, x first; blocks are all of them. cluster:
+    how many neighbours along x form a thread-block cluster. shared: bytes of dynamic shared memory of a block. early:
+    it may begin while the launch before it still runs, and waits itself (griddepcontrol) before it reads what that
+    writes."""
+
+    blocks: Size
+    threads: Size
+    cluster: int = 1
+    shared: int = 0
+    early: bool = False
+
+
+# Of a kernel: what starts it on a device with converted arguments.
+Launcher = Callable[[torch.device, Grid, list[Any]], None]
 
 _DTYPES = {
     "i8": (torch.int8,),
@@ -76,12 +92,18 @@ class Runtime:
         self._launchers: dict[str, Launcher] = {}
 
     def launch(
-        self, kernel: str, blocks: Size, threads: Size, *arguments: Any, cluster: int = 1, shared: int = 0
+        self,
+        kernel: str,
+        blocks: Size,
+        threads: Size,
+        *arguments: Any,
+        cluster: int = 1,
+        shared: int = 0,
+        early: bool = False,
     ) -> None:
-        """Start a kernel over a grid of blocks of threads (up to three dimensions each, x first); nothing runs where
-        there is no block. cluster: how many neighbours along x form a thread-block cluster (sm_90 and newer); blocks
-        are all of them, a multiple of it. shared: bytes of dynamic shared memory of a block. Raises LaunchError
-        (arguments), CompileError, SourceError (no such kernel), DeviceError."""
+        """Start a kernel over a Grid; nothing runs where there is no block. Clusters, of which blocks are a multiple,
+        and an early start need sm_90 or newer; before, the latter changes nothing. Raises LaunchError (arguments),
+        CompileError, SourceError (no such kernel), DeviceError."""
         if (blocks if isinstance(blocks, int) else blocks[0]) % cluster:
             raise LaunchError(f"{kernel}: {blocks} blocks are no whole clusters of {cluster}")
         launcher = self._launchers.get(kernel) or self._load(kernel)
@@ -103,7 +125,7 @@ class Runtime:
                     )
                 place = argument.device
         if blocks and (isinstance(blocks, int) or all(blocks)):
-            launcher(place or self.device, blocks, threads, passed, cluster, shared)
+            launcher(place or self.device, Grid(blocks, threads, cluster, shared, early), passed)
 
     def _pointer(self, tensor: Any, parameter: Parameter, kernel: str) -> int:
         if not isinstance(tensor, torch.Tensor):
@@ -193,7 +215,7 @@ class CudaRuntime(Runtime):
         nvrtc_version()
         self.device = torch.device("cuda")
         torch.zeros(1, device=self.device)  # torch makes the context that cuda-core then finds
-        self._configs: dict[tuple[Size, Size, int, int], Any] = {}
+        self._configs: dict[tuple[Grid, int], Any] = {}
         self._streams: dict[tuple[int, int], Any] = {}
         self._codes: dict[tuple[str, str], Any] = {}
 
@@ -201,25 +223,23 @@ class CudaRuntime(Runtime):
         kernels: dict[int, Any] = {}  # by device
         allowed: dict[int, int] = {}  # bytes of dynamic shared memory
 
-        def start(
-            place: torch.device, blocks: Size, threads: Size, passed: list[Any], cluster: int, shared: int
-        ) -> None:
+        def start(place: torch.device, grid: Grid, passed: list[Any]) -> None:
             current = torch.cuda.current_device()
             index = current if place.index is None else place.index
             if index != current:
                 with torch.cuda.device(index):
-                    return start(place, blocks, threads, passed, cluster, shared)
+                    return start(place, grid, passed)
             kernel = kernels.get(index)
             if kernel is None:
                 kernel = kernels[index] = self._kernel(signature, index)
-            if shared > allowed.get(index, _SHARED_WITHOUT_ASKING):
-                _allow_shared(signature.kernel, kernel, index, shared)
-                allowed[index] = shared
+            if grid.shared > allowed.get(index, _SHARED_WITHOUT_ASKING):
+                _allow_shared(signature.kernel, kernel, index, grid.shared)
+                allowed[index] = grid.shared
             _asked(
                 signature.kernel,
                 self._core.launch,
                 self._stream(index),
-                self._config(blocks, threads, cluster, shared),
+                self._config(grid, index),
                 kernel,
                 *passed,
             )
@@ -240,17 +260,18 @@ class CudaRuntime(Runtime):
             source, architecture or _architecture(torch.cuda.current_device()), macros, self._library
         )
 
-    def _config(self, blocks: Size, threads: Size, cluster: int, shared: int) -> Any:
-        key = blocks, threads, cluster, shared
-        config = self._configs.get(key)
+    def _config(self, grid: Grid, index: int) -> Any:
+        config = self._configs.get((grid, index))
         if config is None:
-            options: dict[str, Any] = {"grid": blocks, "block": threads}
-            if shared:
-                options["shmem_size"] = shared
-            if cluster > 1:  # with clusters cuda-core counts a grid in them
-                x, *others = (blocks,) if isinstance(blocks, int) else blocks
-                options |= {"grid": (x // cluster, *others), "cluster": cluster}
-            config = self._configs[key] = self._core.LaunchConfig(**options)
+            options: dict[str, Any] = {"grid": grid.blocks, "block": grid.threads}
+            if grid.shared:
+                options["shmem_size"] = grid.shared
+            if grid.cluster > 1:  # with clusters cuda-core counts a grid in them
+                x, *others = (grid.blocks,) if isinstance(grid.blocks, int) else grid.blocks
+                options |= {"grid": (x // grid.cluster, *others), "cluster": grid.cluster}
+            if grid.early and torch.cuda.get_device_capability(index) >= (9, 0):
+                options["programmatic_stream_serialization"] = True
+            config = self._configs[grid, index] = self._core.LaunchConfig(**options)
         return config
 
     def _stream(self, index: int) -> Any:
@@ -315,10 +336,8 @@ class HostRuntime(Runtime):
             ctypes.c_void_p if p.pointer else _CTYPES[p.kind] for p in signature.parameters
         ]
 
-        def start(
-            place: torch.device, blocks: Size, threads: Size, passed: list[Any], cluster: int, shared: int
-        ) -> None:
-            function(*_three(blocks), *_three(threads), *passed)
+        def start(place: torch.device, grid: Grid, passed: list[Any]) -> None:
+            function(*_three(grid.blocks), *_three(grid.threads), *passed)
 
         return start
 

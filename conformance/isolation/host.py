@@ -30,7 +30,7 @@ from conformance.backend import (
 from conformance.cases import Case
 from conformance.cases.conduct import called
 from conformance.errors import EnvironmentMissing, RunError
-from conformance.isolation.kernels import launched
+from conformance.isolation.kernels import launched, start_profiler
 from conformance.subject import OPERATIONS, Answer, Subject, describe, hide_pytest
 from reference.bounds import Contract
 
@@ -110,9 +110,13 @@ def serve(spec: str, path: str, gpu: int | None, lifeline: Connection, profiled:
     Path(path).unlink(missing_ok=True)
     server.bind(path)
     server.listen(128)
-    lifeline.send(Description.of(backend))
+    description = Description.of(backend)
+    lifeline.send(description)
+    host = _Host(backend, spec, profiled)
     try:
-        _answer_all(_Host(backend, spec, profiled), server, lifeline)
+        if not description.prepares:
+            host.start_profiler()
+        _answer_all(host, server, lifeline)
     except Ended:
         sys.stdout.flush()
         os._exit(1)  # a destroyed context can hang in its destructors
@@ -204,7 +208,13 @@ class _Host:
                 say((LINE, str(line)))
         except Exception as error:
             return describe(error)
+        self.start_profiler()
         return ""
+
+    def start_profiler(self) -> None:
+        """Before the judges come: all hosts at once rather than one behind the other."""
+        if self._profiled:
+            start_profiler()
 
     def _usable(self) -> bool:
         """Whether the device answers: an error of a kernel stays with its process for good, one of a launch that

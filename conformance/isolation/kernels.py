@@ -12,6 +12,11 @@ from typing import Any
 LONGEST = 160
 
 
+def start_profiler() -> None:
+    """Spend what the first `launched` would take, while nobody waits for an answer."""
+    _profiler_works()
+
+
 def launched(call: Callable[[], Any]) -> tuple[str, ...] | None:
     """The names of the kernels that a call launches, each once, in order; None where the profiler does not say, or the
     call, which has been made before, ends with an error now.
@@ -23,7 +28,8 @@ def launched(call: Callable[[], Any]) -> tuple[str, ...] | None:
 
 @cache
 def _profiler_works() -> bool:
-    """Whether a kernel that is launched is seen: without CUPTI there is a warning and an empty record."""
+    """Whether a kernel that is launched is seen: without CUPTI there is a warning and an empty record. CUPTI takes
+    seconds for its start, whatever the call."""
     import torch
 
     return bool(_recorded(lambda: torch.ones(1, device="cuda").add_(1)))

@@ -17,12 +17,13 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 FALLBACK = ROOT / "tests" / "backends" / "fallback.py"
 # Layers of 96 outputs break, the others do not
 CASES = "linear/w4-g32-sym/a16/bf16/m{1,2,7}-*/random-0"
+# Whoever meets the error first says it in its words: torch or cuda-core
 SAID = {
-    "illegal_address": "illegal memory access",
-    "misaligned_address": "misaligned address",
-    "assert": "assert",
-    "trap": "CUDA_ERROR_LAUNCH_FAILED",
-    "endless": "no answer within 6 seconds",
+    "illegal_address": ("illegal memory access",),
+    "misaligned_address": ("misaligned address",),
+    "assert": ("assert",),
+    "trap": ("unspecified launch failure", "CUDA_ERROR_LAUNCH_FAILED"),
+    "endless": ("no answer within 6 seconds",),
 }
 
 
@@ -38,7 +39,7 @@ def test_a_broken_context_costs_the_case_that_broke_it(quantcts):
         assert record["outcome"] == ("crashes" if breaks else "conforms"), record
         if breaks:
             crashed[crash] += 1
-            assert SAID[crash] in record["detail"], record
+            assert any(words in record["detail"] for words in SAID[crash]), record
     assert all(crashed.values()), crashed
 
 
