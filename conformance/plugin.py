@@ -39,6 +39,7 @@ _BROKEN_DOWN = (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
 EXIT_CODE = pytest.StashKey[ExitCode]()
 _JUDGE = pytest.StashKey[Judge]()
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 def judges(operation: str) -> Callable[[Any], Any]:
@@ -102,14 +103,7 @@ class Plugin:
         metafunc.parametrize(("case", "_backend"), self._pairs(operation), ids=self.ids(operation))
 
     def _pairs(self, operation: str) -> list[tuple[Case, Backend]]:
-        """All backends on a case, then the next case: what is expected of it is computed once. Which backend comes
-        first changes, or all judges would wait for the same one."""
-        backends = list(self.backends.values())
-        pairs = [
-            (case, backends[(number + i) % len(backends)])
-            for number, case in enumerate(self.cases.get(operation, []))
-            for i in range(len(backends))
-        ]
+        pairs = in_turns(self.cases.get(operation, []), list(self.backends.values()))
         return [(c, b) for c, b in pairs if not self._answered(c, b)]
 
     def _answered(self, case: Case, backend: Backend) -> bool:
@@ -302,6 +296,13 @@ class Keeper:
         if self.progress:
             self.progress.close()
         print_report(self.report, terminalreporter._tw._file)
+
+
+def in_turns(cases: Sequence[T], backends: Sequence[U]) -> list[tuple[T, U]]:
+    """All backends on a case, then the next case: what is expected of it is computed once. Which backend comes first
+    changes, or all judges would wait for the same one."""
+    count = len(backends)
+    return [(case, backends[(turn + i) % count]) for turn, case in enumerate(cases) for i in range(count)]
 
 
 def spread(some: Sequence[T], among: Sequence[T]) -> list[T]:

@@ -12,7 +12,7 @@ from conformance.cases import all_cases
 from conformance.data import linear_problem
 from conformance.errors import RunError
 from conformance.goals import ArrayGoal
-from conformance.plugin import spread
+from conformance.plugin import in_turns, spread
 from conformance.query import part
 from conformance.subject import Answer, Subject
 from conformance.verdict import Outcome, decide
@@ -159,6 +159,13 @@ def test_slow_cases_lie_evenly_among_the_others(some, among):
         places = [found.index(s) for s in slow]
         steps = [b - a for a, b in zip([0, *places], [*places, among + some], strict=True)]
         assert max(steps) <= 2 * (among + some) / some
+
+
+def test_judges_do_not_all_begin_with_the_same_backend():
+    found = in_turns([1, 2, 3, 4], ["a", "b", "c"])
+    assert [case for case, _ in found] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
+    assert [backend for _, backend in found] == list("abcbcacababc")
+    assert in_turns([1, 2], []) == []
 
 
 def test_shards_are_equal_parts_and_make_the_whole():
