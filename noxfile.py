@@ -77,7 +77,7 @@ def cuda_missing() -> str | None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """The project's own tests."""
-    install(session, *CPU, ".[torch]", "pytest-xdist", "pytest-benchmark", "hypothesis", "nox")
+    install(session, *CPU, ".[torch]", "pytest-xdist", "pytest-benchmark", "matplotlib", "hypothesis", "nox")
     session.run("python", "-m", "pytest", "-n", WORKERS, *(session.posargs or ["tests"]))
 
 

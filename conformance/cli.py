@@ -1,4 +1,4 @@
-"""The command `quantcts`: run, bench, list, checkpoint, doctor. Exit codes: see exitcodes."""
+"""The command `quantcts`: run, bench, plot, list, checkpoint, doctor. Exit codes: see exitcodes."""
 
 from __future__ import annotations
 
@@ -76,6 +76,19 @@ def _pytest(context: typer.Context, ini: str, suites: list[str], words: list[str
     ending = Ending()
     pytest.main([*arguments, *words, *context.args], plugins=[ending])
     raise SystemExit(ending.code)
+
+
+@app.command()
+def plot(
+    figures: Annotated[Path, typer.Argument(metavar="JSON", help="what --benchmark-json of `bench` wrote")],
+    folder: Annotated[Path, typer.Option("--to", metavar="DIR", help="where the pictures go")] = Path(
+        "plots"
+    ),
+) -> None:
+    """Draw time and fraction of the floor against tokens, an SVG for each layer."""
+    from conformance.bench.plots import draw
+
+    print("\n".join(map(str, draw(figures, folder))))
 
 
 @app.command("list")
