@@ -11,12 +11,12 @@ pytest.importorskip("pytest_benchmark")
 
 from conformance.bench import stand as stands
 from conformance.bench.clocks import Clock, spread
-from conformance.bench.layers import JOINED, routed
+from conformance.bench.layers import JOINED
 from conformance.bench.limits import Limits
 from conformance.bench.peers import compare
 from conformance.bench.rotation import Rotation
 from conformance.bench.stand import Stand, Untimed
-from conformance.bench.subjects import ExpertsSubject, LinearSubject
+from conformance.bench.subjects import ExpertsSubject, LinearSubject, QuantizerSubject
 from conformance.bench.verify import wrong_experts, wrong_linear
 from conformance.bench.workloads import LINEAR, MOE, TOKENS, Workload, workloads
 from conformance.cases import Case
@@ -24,7 +24,7 @@ from conformance.data import linear_problem
 from reference.bounds import Contract
 from reference.formats import ActivationFormat, WeightFormat
 from reference.linear import linear
-from reference.moe import moe
+from reference.moe import MoeLayer, moe
 from reference.rounding import float_format, round_to
 
 BF16 = float_format("bf16")
@@ -132,23 +132,54 @@ def of_linear_as(subject, activation):
 
 
 def right_experts(subject, call):
-    layer = subject.layer.of(np.arange(subject.case.experts))
+    case = subject.case
+    experts = tuple(subject.layer.expert(e) for e in range(case.experts))
+    layer = MoeLayer(experts, case.gated, case.activation, case.top_k)
     expected = moe([(call.x, call.weights, call.ids)], layer, BF16, CONTRACT)
     return round_to(next(iter(expected.hypotheses.values())).centre, BF16).astype(BF16.dtype)
 
 
-@pytest.mark.parametrize("activation", ["a16", "int8"])
-def test_right_experts_pass_and_wrong_ones_do_not(activation):
+def another_token(y, call):
+    y[70] = y[3]
+
+
+def slightly_off(y, call):
+    y[:] = y * np.float32(1.02)
+
+
+def one_expert_is_missing(y, call):
+    tokens = np.nonzero((call.ids == call.ids[5, 0]).any(axis=1))[0]
+    y[tokens] = y[tokens] * np.float32(0.7)
+
+
+def not_finite(y, call):
+    y[9, 9] = np.inf
+
+
+@pytest.mark.parametrize("activation", ["a16", "int8", "fp8"])
+def test_right_experts_pass(activation):
     subject = of_experts(m=100, activation=activation)
-    call = routed(subject.case, 0)
+    call = subject.call(0)
     assert len(set(call.kind.tolist())) == 64
+    assert wrong_experts(subject.layer, call, 0, right_experts(subject, call), CONTRACT) == ""
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (another_token, "are equal"),
+        (slightly_off, "the first token"),
+        (one_expert_is_missing, "of its norm"),
+        (not_finite, "not finite"),
+    ],
+)
+def test_wrong_experts_are_seen(spoil, said):
+    subject = of_experts(m=100)
+    call = subject.call(0)
+    assert call.ids[5, 0] not in call.ids[0], "the first token does not meet the expert that will be missing"
     y = right_experts(subject, call)
-    assert wrong_experts(subject.layer, subject.case, call, y, CONTRACT) == ""
-    spoilt = y.copy()
-    spoilt[70] = spoilt[3]
-    assert "are equal" in wrong_experts(subject.layer, subject.case, call, spoilt, CONTRACT)
-    spoilt = np.asarray(y * np.float32(1.02), y.dtype)
-    assert "sampled" in wrong_experts(subject.layer, subject.case, call, spoilt, CONTRACT)
+    spoil(y, call)
+    assert said in wrong_experts(subject.layer, call, 0, y, CONTRACT)
 
 
 def test_joined_rows_are_sums_of_rows_with_signs():
@@ -257,6 +288,20 @@ def test_a_layer_that_raises_is_a_crash():
 def test_faster_than_the_device_is_no_record():
     with pytest.raises(Untimed, match=r"invalid: .* is less than"):
         timed(limits=Limits("cpu", 1.0, {"a16": 1.0}))
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize(
+    "subject", [of_experts(m=3), QuantizerSubject(workloads("activation_quantization")[0])]
+)
+def test_experts_and_quantizers_are_timed(subject):
+    from conformance.backends.numpy import backend
+
+    stand, clock = Stand(), Clock("cpu")
+    stand.limits["cpu"] = Limits("cpu", 1e12, {"a16": 1e15})
+    benchmark = Benchmark(clock)
+    stand.time(subject, backend(), benchmark, clock)
+    assert benchmark.extra_info["bytes"] == subject.moved > 0
 
 
 def test_a_round_is_divided_by_its_calls():

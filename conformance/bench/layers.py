@@ -1,16 +1,16 @@
 """Layers of full size, as a checkpoint stores them, and the parts of them that the oracle answers for.
 
 Words are random, so codes are uniform over all of their width; scales are log-normal, one octave. They are such that
-outputs are of the order of one. A layer of experts is asked with few different tokens, each of which stands at many
-places: what a place does to the answer shows wherever it is looked at.
+outputs are of the order of one. A layer of experts is asked with few different tokens, the same for any number of them,
+each of which stands at many places: what a place does to the answer shows wherever it is looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +19,14 @@ from conformance.backend import Checkpoint, MoeCheckpoint
 from conformance.cases import Case
 from conformance.data.seeds import generator
 from reference.formats import WeightFormat
-from reference.moe import Expert, MoeLayer
+from reference.moe import Expert
 from reference.packing import packed_size, unpack
 from reference.rounding import float_format
 from reference.weights import QuantizedWeight, dequantize_exact
 
 Array = npt.NDArray[Any]
 Float64Array = npt.NDArray[np.float64]
+T = TypeVar("T")
 
 # Of a layer of experts
 DIFFERENT_TOKENS = 64
@@ -105,28 +106,54 @@ def activations(case: Case, seed: int) -> Array:
 
 
 @dataclass(frozen=True)
-class ExpertsLayer:
-    """Stacked matrices and what the judge needs of them."""
+class Pool:
+    """The different tokens: x (P, H), weights (P, k) that add up to one, ids (P, k)."""
 
+    x: Array
+    weights: Array
+    ids: Array
+
+
+@dataclass(frozen=True)
+class ExpertsLayer:
+    """Stacked matrices and what the judge needs of them. name: it seeds the tokens."""
+
+    name: str
     case: Case
     checkpoint: MoeCheckpoint
+    _known: dict[Any, Any] = field(default_factory=dict)
 
-    def of(self, experts: Array) -> MoeLayer:
-        """A layer of some of the experts, in this order."""
+    def expert(self, number: int) -> Expert:
+        """One of them, unpacked."""
         case = self.case
 
-        def matrix(name: str, number: int, k: int) -> QuantizedWeight:
+        def matrix(name: str, k: int) -> QuantizedWeight:
             own = {
-                field.removeprefix(name): tensor[number]
-                for field, tensor in self.checkpoint.tensors.items()
-                if field.startswith(name)
+                of.removeprefix(name): tensor[number]
+                for of, tensor in self.checkpoint.tensors.items()
+                if of.startswith(name)
             }
             return some_rows(own, case.weight, k, slice(None))
 
-        def expert(number: int) -> Expert:
-            return Expert(matrix("w13_", number, case.k), matrix("w2_", number, case.n))
+        return Expert(matrix("w13_", case.k), matrix("w2_", case.n))
 
-        return MoeLayer(tuple(expert(int(e)) for e in experts), case.gated, case.activation, case.top_k)
+    def pool(self, seed: int) -> Pool:
+        def draw() -> Pool:
+            case, rng = self.case, generator(f"{self.name}/{seed}")
+            x = rng.standard_normal((DIFFERENT_TOKENS, case.k), np.float32)
+            ids = np.argsort(rng.random((DIFFERENT_TOKENS, case.experts)), axis=1)[:, : case.top_k]
+            weights = rng.random((DIFFERENT_TOKENS, case.top_k), np.float32) + np.float32(0.1)
+            weights /= weights.sum(axis=1, keepdims=True)
+            return Pool(x.astype(float_format(case.dtype).dtype), weights, ids.astype(np.int32))
+
+        return self.once(("pool", seed), draw)
+
+    def once(self, what: Any, make: Callable[[], T]) -> T:
+        """What was made of the layer, kept for other backends and numbers of tokens."""
+        if what not in self._known:
+            self._known[what] = make()
+        found: T = self._known[what]
+        return found
 
 
 @lru_cache(maxsize=1)
@@ -142,7 +169,7 @@ def experts_layer(name: str, case: Case) -> ExpertsLayer:
         tensors, case.weight.to_quantization_args(), args, case.dtype, case.k, case.n, case.gated, case.experts,
         case.top_k,
     )  # fmt: skip
-    return ExpertsLayer(case, checkpoint)
+    return ExpertsLayer(name, case, checkpoint)
 
 
 @dataclass(frozen=True)
@@ -155,12 +182,9 @@ class Routed:
     kind: Array
 
 
-def routed(case: Case, seed: int) -> Routed:
-    rng = generator(f"{case.id}/{seed}")
-    different = min(DIFFERENT_TOKENS, case.m)
-    x = rng.standard_normal((different, case.k), np.float32).astype(float_format(case.dtype).dtype)
-    ids = np.argsort(rng.random((different, case.experts)), axis=1)[:, : case.top_k].astype(np.int32)
-    weights = rng.random((different, case.top_k), np.float32) + np.float32(0.1)
-    weights /= weights.sum(axis=1, keepdims=True)
-    kind = np.concatenate([rng.permutation(different), rng.integers(0, different, case.m - different)])
-    return Routed(x[kind], weights[kind], ids[kind], kind)
+def routed(layer: ExpertsLayer, tokens: int, seed: int) -> Routed:
+    """Each different token once, as far as they go, then any of them."""
+    pool, rng = layer.pool(seed), generator(f"{layer.name}/{seed}/{tokens}")
+    first = np.arange(min(DIFFERENT_TOKENS, tokens))
+    kind = np.concatenate([first, rng.integers(0, DIFFERENT_TOKENS, tokens - len(first))])
+    return Routed(pool.x[kind], pool.weights[kind], pool.ids[kind], kind)

@@ -94,11 +94,14 @@ class Plugin:
             if not said.claimed:
                 self.states["declines"] += 1
                 pytest.skip(f"declines: {said.reason}")
+            reason = ""
             try:
                 self.stand.time(subject, _backend, benchmark, self.clocks[_backend.name])
                 self.states["timed"] += 1
-            except Untimed as reason:
-                self.states[reason.state] += 1
+            except Untimed as untimed:
+                self.states[untimed.state] += 1
+                reason = str(untimed)
+            if reason:
                 pytest.fail(f"{workload.id}: {reason}", pytrace=False)
 
         return time

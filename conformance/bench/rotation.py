@@ -15,7 +15,7 @@ from conformance.backend import Backend, device_of
 
 # How much other memory lies between two uses of the same, in sizes of the cache
 APART = 3
-MOST, MOST_ON_CPU = 48, 4
+MOST, MOST_ON_CPU = 48, 2
 
 
 def copies(bytes_of_a_call: int, device: str) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from conformance.arrays import from_backend, to_backend
-from conformance.backend import Backend, contract_of
+from conformance.backend import Backend, Checkpoint, MoeCheckpoint, contract_of
 from conformance.bench.layers import (
     ExpertsLayer,
     LinearLayer,
@@ -29,6 +29,7 @@ from conformance.subject import handed_layer
 from reference.rounding import E4M3, float_format
 
 Array = npt.NDArray[Any]
+L = TypeVar("L", Checkpoint, MoeCheckpoint)
 
 
 class Subject(Protocol):
@@ -55,6 +56,10 @@ class Subject(Protocol):
         ...
 
 
+def _handed(checkpoint: L, backend: Backend) -> L:
+    return handed_layer(checkpoint, lambda array: None if array is None else to_backend(array, backend))
+
+
 def _nbytes(arrays: Sequence[Array]) -> int:
     return sum(array.nbytes for array in arrays)
 
@@ -72,7 +77,7 @@ class LinearSubject:
 
     def load(self, backend: Any) -> Callable[..., Any]:
         load: Callable[[Any], Callable[..., Any]] = backend.load_linear
-        return load(handed_layer(self.layer.checkpoint, lambda array: to_backend(array, backend)))
+        return load(_handed(self.layer.checkpoint, backend))
 
     def inputs(self, seed: int) -> list[Array]:
         return [activations(self.case, seed)]
@@ -108,10 +113,10 @@ class ExpertsSubject:
 
     def load(self, backend: Any) -> Callable[..., Any]:
         load: Callable[[Any], Callable[..., Any]] = backend.load_moe
-        return load(handed_layer(self.layer.checkpoint, lambda array: to_backend(array, backend)))
+        return load(_handed(self.layer.checkpoint, backend))
 
     def call(self, seed: int) -> Routed:
-        return routed(self.case, seed)
+        return routed(self.layer, self.case.m, seed)
 
     def inputs(self, seed: int) -> list[Array]:
         call = self.call(seed)
@@ -120,7 +125,7 @@ class ExpertsSubject:
     def wrong(self, backend: Backend, seed: int, output: Any) -> str:
         case = self.case
         y = from_backend(output, backend, float_format(case.dtype).dtype, (case.m, case.k))
-        return wrong_experts(self.layer, case, self.call(seed), y, contract_of(backend, case))
+        return wrong_experts(self.layer, self.call(seed), seed, y, contract_of(backend, case))
 
     @property
     def moved(self) -> int:
