@@ -27,6 +27,7 @@ from conformance.report.document import Report, environment
 from conformance.report.progress import Progress, compile_first
 from conformance.report.terminal import print_report
 from conformance.roster import Roster
+from conformance.sources import Computed, Source
 from conformance.subject import Subject
 from conformance.verdict import Outcome, Verdict
 from conformance.waivers import read_waivers
@@ -82,6 +83,7 @@ class Plugin:
         self.cases: dict[str, list[Case]] = {}
         for case_id in chosen:
             self.cases.setdefault(cases[case_id].operation, []).append(cases[case_id])
+        self._source: Source = Computed()
         option = config.option
         worker = getattr(config, "workerinput", None)
         if worker is not None:
@@ -136,6 +138,10 @@ class Plugin:
         ]
         chosen = set(slow)
         items[:] = spread(slow, [i for i in kept if i not in chosen])
+
+    @pytest.fixture
+    def source(self) -> Source:
+        return self._source
 
     @pytest.fixture
     def subject(self, case: Case, _backend: Backend) -> Subject:

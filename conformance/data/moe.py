@@ -11,6 +11,7 @@
 | shared     | as random                   | a shared expert, a routed scaling factor  | within the bound         |
 | on-input   | as random                   | router weights multiply the input         | within the bound         |
 | empty      | none                        | as random                                 | shape and dtype          |
+| golden     | as random, shared by cases  | as random, shared by cases                | within the bound         |
 
 In exact recipes gates are 0 or multiples of 32 or more, where phi is the gate itself or 0 in every float32 form,
 and scales are powers of two. A limit is replaced by 512, beyond what phi rounds. Where activations are
@@ -37,7 +38,7 @@ from conformance.backend import MoeCheckpoint
 from conformance.cases import Case
 from conformance.cases.moe import MOE_EXACT_RECIPES
 from conformance.data.activations import DIVISORS, beside_codes
-from conformance.data.seeds import generator
+from conformance.data.seeds import generators
 from conformance.data.weights import quantized_weight, zero_points
 from reference.activations import open_tokens, quantize, quantizers
 from reference.bounds import Contract, Expected
@@ -81,12 +82,12 @@ class MoeProblem:
 
 @lru_cache(maxsize=4)
 def moe_problem(case: Case) -> MoeProblem:
-    rng = generator(case.id)
+    rng, asked = generators(case)
     if case.recipe in MOE_EXACT_RECIPES:
         layer, calls = _exact_problem(case, rng)
     else:
         layer = _drawn_layer(case, rng)
-        calls = [_drawn_call(case, layer, rng, number) for number in (0, 1)]
+        calls = [_drawn_call(case, layer, asked, number) for number in (0, 1)]
     return MoeProblem(case, layer, calls, moe_checkpoint_of(layer, case.dtype, case.k, case.n))
 
 
