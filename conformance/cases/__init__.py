@@ -57,7 +57,11 @@ def all_cases() -> dict[str, Case]:
     """Every case by id, in a stable order. The quick ones judge every dense cell at least once, and of the
     mixtures of experts every pair of properties."""
     cases = [
-        *dense_cases(), *moe_cases(), *routing_cases(), *sharding_cases(), *conduct_cases(),
+        *dense_cases(),
+        *moe_cases(),
+        *routing_cases(),
+        *sharding_cases(),
+        *conduct_cases(),
         *golden_cases(),
     ]
     by_id = {case.id: case for case in cases}

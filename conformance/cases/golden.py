@@ -2,7 +2,7 @@
 
 They are judged where a query names them (`--cases '*golden-0'`), and from vectors. Shapes are the least that tell
 formats apart: ragged rows of words for channels, two groups or more, a zero point's column that ends inside a word.
-Cases of one weight format share a layer, those of one activation format and dtype their inputs.
+Cases of one width and group size share codes, those of one activation format and dtype their inputs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,16 @@ LAYERS = {-1: (2, 3, 2, 33, 17), 32: (2, 3, 2, 32, 64), 128: (1, 2, 1, 128, 256)
 
 
 def golden_cases() -> Iterator[Case]:
+    # More tokens of one expert than a block has rows
+    yield Case("moe", WeightFormat.of(4, -1, True), GOLDEN, 17, 33, 66, experts=1, top_k=1)
     for f, fmt in enumerate(weight_formats()):
-        for act_order in (False, True) if fmt.group_size == 128 else (False,):
-            yield from _dense(f, fmt, act_order)
-            # A layer with a g_idx for each width, symmetric and asymmetric in turn
-            if not act_order or fmt.symmetric == (fmt.bits % 2 == 0):
-                yield from _experts(f, fmt, act_order)
+        yield from _dense(f, fmt, False)
+        yield from _experts(f, fmt, False)
+        # With a g_idx every width is met, symmetric and asymmetric in turn; experts, whose layers are large, once.
+        if fmt.group_size == 128 and fmt.symmetric == (fmt.bits % 2 == 0):
+            yield from _dense(f, fmt, True)
+            if fmt.bits == 4:
+                yield from _experts(f, fmt, True)
 
 
 def _dense(f: int, fmt: WeightFormat, act_order: bool) -> Iterator[Case]:

@@ -35,10 +35,10 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.backend import MoeCheckpoint
-from conformance.cases import Case
+from conformance.cases import GOLDEN, Case
 from conformance.cases.moe import MOE_EXACT_RECIPES
 from conformance.data.activations import DIVISORS, beside_codes
-from conformance.data.seeds import generators
+from conformance.data.seeds import generators, of_layer
 from conformance.data.weights import quantized_weight, zero_points
 from reference.activations import open_tokens, quantize, quantizers
 from reference.bounds import Contract, Expected
@@ -147,7 +147,10 @@ def _drawn_layer(case: Case, rng: np.random.Generator) -> MoeLayer:
 def _drawn_experts(case: Case, rng: np.random.Generator, count: int) -> tuple[Expert, ...]:
     """Gates and ups of some units, so that a limit of 7 is passed by some."""
     sides = ((2 * case.n, case.k, 1.0), (case.k, case.n, -1.0))
-    stacks = [_drawn_weights(case, rng, count, n, k, power) for n, k, power in sides]
+    own = [of_layer(case, which) if case.recipe == GOLDEN else rng for which in ("/w13", "/w2")]
+    stacks = [
+        _drawn_weights(case, r, count, n, k, power) for r, (n, k, power) in zip(own, sides, strict=True)
+    ]
     biases = [_biases(case, rng, (count, n)) for n, _, _ in sides]
     return tuple(Expert(w13, w2, b13, b2) for w13, w2, b13, b2 in zip(*stacks, *biases, strict=True))
 

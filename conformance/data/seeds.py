@@ -18,13 +18,21 @@ def generator(case_id: str) -> np.random.Generator:
 def generators(case: Case) -> tuple[np.random.Generator, np.random.Generator]:
     """The random numbers of a case's layer, and those of what it is asked: one after the other of the case's own.
 
-    `golden` cases of one weight format and shape share the former, those of one activation format and dtype the
-    latter, so that vectors need not store them again.
+    `golden` cases of one width, group size and shape share the codes of the former, whatever their zero points; those
+    of one activation format and dtype share the latter. Vectors need not store them again.
     """
     if case.recipe != GOLDEN:
         both = generator(case.id)
         return both, both
-    order = "-gidx" if case.act_order else ""
-    shape = f"{case.operation == 'moe'}/e{case.experts}-n{case.n}-k{case.k}"
     asked = f"{case.activation.name}/{case.dtype}/m{case.m}"
-    return generator(f"golden/{case.weight.name}{order}/{shape}"), generator(f"golden/{asked}/{shape}")
+    return of_layer(case, ""), generator(f"golden/{asked}/{_shape(case)}")
+
+
+def of_layer(case: Case, part: str) -> np.random.Generator:
+    """The random numbers of one part of a `golden` case's layer: those of its codes come first."""
+    order = "-gidx" if case.act_order else ""
+    return generator(f"golden/w{case.weight.bits}-{case.weight.group_size}{order}/{_shape(case)}{part}")
+
+
+def _shape(case: Case) -> str:
+    return f"{case.operation == 'moe'}/e{case.experts}-n{case.n}-k{case.k}"

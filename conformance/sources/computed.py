@@ -105,7 +105,9 @@ class Computed:
         shards = []
         for rank in range(Ranks.parse(case.ranks).count):
             right = shard(layer, case.ranks, rank)
-            shards.append(Shard(rank, right, partial(_as_it_is, ShardGoal(case, layer, rank, right.arrays()))))
+            shards.append(
+                Shard(rank, right, partial(_as_it_is, ShardGoal(case, layer, rank, right.arrays())))
+            )
         return ShardingAsked(layer, None, shards)
 
 

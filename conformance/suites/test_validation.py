@@ -14,5 +14,6 @@ def test_validation(case, source, subject, judge):
         )
     else:
         judge.refusal(
-            lambda: subject.linear(asked.bad, [asked.x]), control=lambda: subject.linear(asked.good, [asked.x])
+            lambda: subject.linear(asked.bad, [asked.x]),
+            control=lambda: subject.linear(asked.good, [asked.x]),
         )

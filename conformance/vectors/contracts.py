@@ -13,8 +13,8 @@ from reference.bounds import Contract
 CONTRACTS: dict[str, Contract] = {
     "default": Contract(),
     "rounded": Contract(weights="rounded", intermediates="fp32"),
-    "exact-16-bit": Contract(weights="exact", integers="int32", intermediates="16-bit"),
-    "rounded-16-bit": Contract(weights="rounded", integers="int32", intermediates="16-bit", ties="any"),
+    "exact-16": Contract(weights="exact", integers="int32", intermediates="16-bit"),
+    "rounded-16": Contract(weights="rounded", integers="int32", intermediates="16-bit", ties="any"),
     "compressed-tensors": Contract(
         weights="rounded", quantizer="compressed-tensors", ties="any", intermediates="16-bit"
     ),

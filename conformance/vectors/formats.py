@@ -35,7 +35,11 @@ def format_of(case: Case) -> dict[str, Any]:
     if case.operation == "activation_quantization":
         return {"input_activations": inputs, "dtype": case.dtype, "m": case.m, "k": case.k}
     if case.operation == "routing":
-        return {"routing": asdict(case.routing) if case.routing else {}, "dtype": case.dtype, "tokens": case.m}
+        return {
+            "routing": asdict(case.routing) if case.routing else {},
+            "dtype": case.dtype,
+            "tokens": case.m,
+        }
     if case.operation == "moe_align":
         return {"tokens": case.m, "experts": case.experts, "top_k": case.top_k, "block": case.block}
     if case.operation == "swiglu":
@@ -47,7 +51,14 @@ def format_of(case: Case) -> dict[str, Any]:
     if case.operation == "validation":
         return {"layout": LAYOUT, "dtype": case.dtype, "input_activations": None, "n": case.n, "k": case.k}
     if case.operation == "linear":
-        return {**layer, "input_activations": inputs, "m": case.m, "n": case.n, "k": case.k, "bias": case.bias}
+        return {
+            **layer,
+            "input_activations": inputs,
+            "m": case.m,
+            "n": case.n,
+            "k": case.k,
+            "bias": case.bias,
+        }
     sizes = {"experts": case.experts, "hidden": case.k, "intermediate": case.n}
     if case.operation == "sharding":
         return {**layer, **sizes, "ranks": case.ranks}

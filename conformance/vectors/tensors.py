@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.errors import RunError
+from conformance.strictjson import strict_json
 
 Array = npt.NDArray[Any]
 
@@ -37,7 +38,6 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MOST_BYTES = 64 << 20
 MOST_HEADER_BYTES = 8 << 20
 MOST_DIMENSIONS = 8
-_LONGEST_NUMBER = 20  # digits
 
 
 class VectorError(RunError):
@@ -49,38 +49,10 @@ def dtype_name(array: Array) -> str:
     return _NAMES[array.dtype.newbyteorder("<") if array.dtype.kind in "if" else array.dtype]
 
 
-def strict_json(content: bytes, where: str) -> Any:
-    """JSON in UTF-8 without what readers disagree on: names that come twice, NaN, numbers beyond double precision or
-    of hundreds of digits, nesting without end. Raises VectorError naming the place."""
-
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(found)
-        if len(made) != len(found):
-            twice = next(name for i, (name, _) in enumerate(found) if name in {n for n, _ in found[:i]})
-            raise ValueError(f"the name {twice[:60]!r} stands twice in one object")
-        return made
-
-    def integer(text: str) -> int:
-        if len(text) > _LONGEST_NUMBER:
-            raise ValueError(f"a number of {len(text)} digits")
-        return int(text)
-
-    def real(text: str) -> float:
-        value = float(text)
-        if not math.isfinite(value):
-            raise ValueError(f"the number {text[:30]} is beyond double precision")
-        return value
-
-    def constant(text: str) -> Any:
-        raise ValueError(f"{text} is no number of JSON")
-
+def read_json(content: bytes, where: str) -> Any:
+    """Strict JSON. Raises VectorError naming the place."""
     try:
-        return json.loads(
-            content.decode("utf-8"),
-            object_pairs_hook=pairs, parse_int=integer, parse_float=real, parse_constant=constant,
-        )  # fmt: skip
-    except RecursionError as error:
-        raise VectorError(f"{where}: it is nested too deeply") from error
+        return strict_json(content)
     except ValueError as error:
         raise VectorError(f"{where}: it is not strict JSON: {str(error)[:200]}") from error
 
@@ -99,9 +71,7 @@ def encode(tensors: Mapping[str, Array]) -> bytes:
         start += array.nbytes
     text = json.dumps(header, separators=(",", ":"), sort_keys=False, ensure_ascii=True).encode("ascii")
     text += b" " * (-len(text) % 8)
-    data = b"".join(
-        np.ascontiguousarray(tensors[n], DTYPES[dtype_name(tensors[n])]).tobytes() for n in order
-    )
+    data = b"".join(np.ascontiguousarray(tensors[n], DTYPES[dtype_name(tensors[n])]).tobytes() for n in order)
     return len(text).to_bytes(8, "little") + text + data
 
 
@@ -118,7 +88,7 @@ def decode(content: bytes, file: str) -> dict[str, Array]:
             "or no safetensors file; fetch it again"
         )
     where = f"{file}: header"
-    header = strict_json(content[8 : 8 + length], where)
+    header = read_json(content[8 : 8 + length], where)
     if not isinstance(header, dict):
         raise VectorError(f"{where}: expected an object, found {_kind(header)}")
     data = memoryview(content)[8 + length :]
