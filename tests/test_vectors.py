@@ -446,7 +446,7 @@ def flip(folder, vector_id, role, part="expected"):
         (SMALL[1], "weight_packed", "inputs"),
         (SMALL[2], "weight", "expected"),
         (SMALL[5], "w13_weight_packed", "expected"),
-        (SMALL[7], "codes", "expected"),
+        (SMALL[7], "scale", "expected"),
     ],
 )
 def test_a_mutated_vector_turns_the_run_red(tmp_path, quantcts, small, vector_id, role, part):
