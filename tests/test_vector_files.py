@@ -220,6 +220,7 @@ WRONG = {
         changed(lambda m: vector_of(m, LINEAR)["inputs"].update(bias=vector_of(m, LINEAR)["inputs"]["x0"])),
         r"inputs/bias: expected BF16 \[10\], found BF16 \[3, 96\]",
     ),
+    "a tensor of nobody": (changed(lambda m: m["vectors"].pop()), "no vector refers to it"),
     "an unknown role": (
         changed(lambda m: vector_of(m, LINEAR)["inputs"].update(gain=vector_of(m, LINEAR)["inputs"]["x0"])),
         "inputs: 'gain' is no tensor of such a vector",
