@@ -106,6 +106,9 @@ class Set:
         return self.files[vector["file"]][roles[role]["tensor"]]
 
     def encode(self):
+        """From the tensors that vectors still refer to."""
+        used = {(v["file"], ref["tensor"]) for v in self.document["vectors"] for ref in refs(v)}
+        self.files = {f: {n: a for n, a in t.items() if (f, n) in used} for f, t in self.files.items()}
         self.contents = {name: encode(tensors) for name, tensors in self.files.items()}
 
     def write(self, manifest: bytes | None = None):
@@ -179,8 +182,6 @@ def test_ends_that_exclude_the_answer_fail(reader, small):
 def test_an_invalid_vector_that_is_not_fails(reader, small):
     vector = small.vector(INVALID)
     vector["inputs"] = vector["control"]
-    stray = {ref["tensor"] for v in small.document["vectors"] for ref in refs(v)}
-    small.files = {f: {n: a for n, a in t.items() if n in stray} for f, t in small.files.items()}
     small.encode()
     done = read(reader, small.write())
     assert done.returncode == 1
@@ -229,7 +230,11 @@ def _change_content(change):
 
 
 def _change(vector_id, change):
-    return lambda small: change(small.vector(vector_id))
+    def apply(small):
+        change(small.vector(vector_id))
+        small.encode()
+
+    return apply
 
 
 def _retype(role, dtype, where="inputs"):
@@ -259,16 +264,12 @@ def _replace(small, roles, role, array):
     names = {"<f2": "F16", "<f4": "F32", "|i1": "I8", "<i4": "I32"}
     dtype = names.get(array.dtype.str, roles[role]["dtype"])
     roles[role] = {"tensor": name, "dtype": dtype, "shape": list(array.shape)}
-    used = {ref["tensor"] for v in small.document["vectors"] for ref in refs(v)}
-    small.files = {f: {n: a for n, a in t.items() if n in used} for f, t in small.files.items()}
     small.encode()
 
 
 def _drop(operation):
     def apply(small):
         small.document["vectors"] = [v for v in small.document["vectors"] if v["operation"] != operation]
-        used = {ref["tensor"] for v in small.document["vectors"] for ref in refs(v)}
-        small.files = {f: {n: a for n, a in t.items() if n in used} for f, t in small.files.items()}
         small.encode()
 
     return apply
@@ -303,7 +304,7 @@ MALFORMED = {
     ),
     "shape of another size": (_change_header(lambda h: _first(h, "shape", [1])), "data_offsets"),
     "shape negative": (_change_header(lambda h: _first(h, "shape", [-1])), "/shape/0: -1"),
-    "shape huge": (_change_header(lambda h: _first(h, "shape", [1 << 62])), "/shape/0"),
+    "shape huge": (_change_header(lambda h: _first(h, "shape", [10**17])), "/shape/0"),
     "shape whose product overflows": (
         _change_header(lambda h: _first(h, "shape", [1 << 26] * 8)), "more than 67108864 elements",
     ),
@@ -312,7 +313,7 @@ MALFORMED = {
     "size a fraction": (_change_header(lambda h: _first(h, "shape", [1.5])), "expected an integer"),
     "dtype unknown": (_change_header(lambda h: _first(h, "dtype", "F64")), "'F64' is no dtype"),
     "offsets exchanged": (_change_header(lambda h: _first(h, "data_offsets", [8, 0])), "data_offsets"),
-    "offsets huge": (_change_header(lambda h: _first(h, "data_offsets", [0, 1 << 60])), "data_offsets/1"),
+    "offsets huge": (_change_header(lambda h: _first(h, "data_offsets", [0, 10**17])), "data_offsets/1"),
     "offsets three": (_change_header(lambda h: _first(h, "data_offsets", [0, 1, 2])), "3 entries"),
     "offsets missing": (_change_header(lambda h: next(iter(h.values())).pop("data_offsets")), "is missing"),
     "tensor missing": (_change_header(lambda h: h.pop(list(h)[-1])), "it is cut off or has more"),
@@ -334,7 +335,7 @@ MALFORMED = {
         _change(BOUNDED, lambda v: v["inputs"]["x0"].update(dtype="F16")), "inputs/x0: F16",
     ),
     "role missing": (
-        _change(BOUNDED, lambda v: v["inputs"].update(weight_scale=v["inputs"].pop("x0"))), "no vector refers",
+        _change(BOUNDED, lambda v: v["inputs"].pop("x1")), f"{BOUNDED}: the tensor 'x1' is missing",
     ),
     "role unknown": (
         _change(BOUNDED, lambda v: v["inputs"].update(x2=v["inputs"]["x0"])), "'x2' is no tensor of such",
@@ -344,9 +345,9 @@ MALFORMED = {
     "scales of another dtype": (_retype("weight_scale", np.float32), "found F32 [10, 3]"),
     "words of another dtype": (_retype("weight_packed", np.float32), "expected I32 [10, 12], found F32"),
     "alternatives missing": (_reshape("y", lambda a: a[:1].copy(), "expected"), "y: expected BF16 [6, 6, 10]"),
-    "no high": (_change(BOUNDED, lambda v: v["expected"][0]["tensors"].pop("high")), "no vector refers"),
+    "no high": (_change(BOUNDED, lambda v: v["expected"][0]["tensors"].pop("high")), "low, high and tips"),
     "y not between": (_not_between, f"{BOUNDED}: y [0, 0, 0]: not between low and high"),
-    "sizes of the format": (_set_number("n", 11), "expected I32 [11, 12]"),
+    "sizes of the format": (_set_number("n", 11), "y: expected BF16 [6, 6, 11]"),
     "size huge": (_set_number("k", 10**17), f"{BOUNDED}/format/k"),
     "size beyond 63 bits": (_set_number("k", 10**30), "an integer of 31 digits"),
     "m a string": (_set_number("m", "3"), "format/m: expected an integer, found a string"),
@@ -375,7 +376,7 @@ MALFORMED = {
     ),
     "nothing legal": (
         _change(BOUNDED, lambda v: [a.update(contracts=[]) for a in v["expected"][0]["alternatives"]]),
-        "no alternative is legal under the contract exact-16",
+        "no alternative is legal under the contract default",
     ),
     "id twice": (
         lambda s: s.document["vectors"].append(s.vector(PACKING)), f"{PACKING}: id: it stands there twice",
@@ -519,3 +520,153 @@ def test_bad_usage_is_told(reader, small, arguments, said):
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert "usage: reader" in done.stderr
+
+
+# ---- broken kernels
+
+
+def _instead(old, new):
+    return old, f"({{on}} ? ({new}) : ({old}))"
+
+
+def _before(old, new):
+    return old, f"if ({{on}}) {new}\n{old}"
+
+
+_CODE = "layer.codes[row * layer.k + column]"
+_ZERO, _SCALE = "layer.zero_points[place]", "layer.scales[place]"
+_FORMAT = "layer.format.dtype.format"
+_PRODUCT = f"return ({_CODE} - {_ZERO}) * {_SCALE};"
+_W4 = "n10-k96/golden-0"
+
+# Name: edits of reader.cpp (what stands there once, what comes in its place, {on}: whether the fault is asked for),
+# options, and a vector that has to fail.
+FAULTS = {
+    "words floored": (
+        [
+            _instead("(codes * bits + 31) / 32; }", "codes * bits / 32"),
+            _before("const uint64_t pair =", "if (bit / 32 >= words) continue;"),
+            ("if (pair >> 32) word", "if (pair >> 32 && !({on} && bit / 32 + 1 >= words)) word"),
+        ],
+        ("--operation", "packing"), "packing/w3/dim1/n10-k33/uniform-0",
+    ),
+    "high bits of straddling codes dropped": (
+        [("if (bit % 32 + bits > 32)", "if (!{on} && bit % 32 + bits > 32)")],
+        ("--operation", "packing"), "packing/w5/dim1/n10-k33/onehot-0",
+    ),
+    "packed without offset": (
+        [_instead("static_cast<uint64_t>(code + offset)", "static_cast<uint64_t>(code & (2 * offset - 1))")],
+        ("--operation", "packing"), "packing/w4/dim1/n10-k33/extremes-0",
+    ),
+    "codes of any size packed": (
+        [_before("if (code < -offset || code >= offset)", "if (code < -offset || code >= offset) continue;")],
+        ("--operation", "validation"), "validation/w4-g32-asym/bf16/code-range",
+    ),
+    "columns taken for rows": (
+        [("found.lines.outer *= shape[i]", "({on} ? found.lines.inner : found.lines.outer) *= shape[i]")],
+        ("--operation", "packing"), "packing/w3/dim1/n10-k33/uniform-0",
+    ),
+    "gptq-v1 read as v2": (
+        [_instead("layout == Layout::gptq_v1 ? 1 : 0)", "0")],
+        ("--operation", "layouts"), "layouts/gptq-v1/w4-g32-asym/n32-k64",
+    ),
+    "awq in the order of columns": (
+        [_instead("awq_column[i % 8]];\n", "i % 8")],
+        ("--operation", "layouts"), "layouts/awq-gemm/w4-g32-asym/n32-k64",
+    ),
+    "zero point ignored": (
+        [_before(_PRODUCT, f"return {_CODE} * {_SCALE};")],
+        ("--operation", "dequantize"), f"dequantize/w4-g32-asym/bf16/{_W4}",
+    ),
+    "zero point scaled and rounded": (
+        [_before(_PRODUCT, f"return {_CODE} * {_SCALE} - round_to({_ZERO} * {_SCALE}, {_FORMAT});")],
+        ("--operation", "dequantize"), "dequantize/w8-g128-asym/bf16/n10-k256/golden-0",
+    ),
+    "groups taken for channels": (
+        [_instead("column / format.group_size", "0")],
+        ("--operation", "dequantize"), f"dequantize/w4-g32-sym/bf16/{_W4}",
+    ),
+    "order of activations ignored": (
+        [("if (from.g_idx) {", "if (from.g_idx && !{on}) {")],
+        ("--operation", "dequantize"), "dequantize/w4-g128-sym-gidx/bf16/n10-k256/golden-0",
+    ),
+    "ties away from zero": (
+        [_instead("std::nearbyint(std::ldexp(value, -step))", "std::round(std::ldexp(value, -step))")],
+        ("--operation", "dequantize"), f"dequantize/w8-g32-sym/bf16/{_W4}",
+    ),
+    "rounded toward zero": (
+        [_instead("layer.format.dtype.bits(weight_of(layer, row, column))",
+                  "layer.format.dtype.bits(weight_of(layer, row, column) * 0.9999)")],
+        ("--operation", "dequantize"), f"dequantize/w4-g32-sym/bf16/{_W4}",
+    ),
+    "bias forgotten": (
+        [_instead("bias.empty() ? 0.0", "true ? 0.0")],
+        ("--operation", "linear"), "",
+    ),
+    "bias after the rounding": (
+        [_instead("sum * token.scale + added", "round_to(sum * token.scale, dtype.format) + added")],
+        ("--operation", "linear"), "",
+    ),
+    "weights rounded, or not, against the promise": (
+        [("promise.rounded_weights ?", "(promise.rounded_weights != {on}) ?")],
+        ("--operation", "linear", "--contract", "exact-16"), "",
+    ),
+    "weights not rounded under rounded": (
+        [("for (int64_t i = 0; i < m; ++i) {", "for (int64_t i = 0; i < m; ++i) {")],
+        ("--operation", "linear", "--contract", "rounded"), "",
+    ),
+    "activations not quantized": (
+        [("if (kind == Activations::sixteen_bit)", "if (kind == Activations::sixteen_bit || {on})")],
+        ("--operation", "linear"), BOUNDED,
+    ),
+    "half the range in the kernel convention": (
+        [_instead("fp32(amax / highest)", "fp32(amax / (highest + 0.5))")],
+        ("--operation", "linear"), BOUNDED,
+    ),
+    "int8 for int4": (
+        [_instead("kind == Activations::int4 ? 7", "kind == Activations::int4 ? 127")],
+        ("--operation", "linear"), "linear/w4-g32-sym/a-int4/bf16/m3-n10-k96/golden-0",
+    ),
+    "fp8 codes rounded to integers": (
+        [("kind == Activations::fp8 ?", "kind == Activations::fp8 && !{on} ?")],
+        ("--operation", "linear"), "linear/w4-g32-sym/a-fp8/bf16/m3-n10-k96/golden-0",
+    ),
+    "codes truncated": (
+        [_instead("std::nearbyint(quotient)", "std::trunc(quotient)")],
+        ("--operation", "linear"), BOUNDED,
+    ),
+    "the other convention": (
+        [("if (promise.compressed_tensors) {", "if (promise.compressed_tensors != {on}) {")],
+        ("--operation", "linear", "--contract", "compressed-tensors"), BOUNDED,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def breakable(tmp_path_factory):
+    """A copy of the reader that has the fault that FAULT names."""
+    folder = tmp_path_factory.mktemp("breakable")
+    text = SOURCE.read_text("utf-8")
+    for name, (edits, _, _) in FAULTS.items():
+        on = f'[] {{ static const bool on = fault("{name}"); return on; }}()'
+        for old, new in edits:
+            assert text.count(old) == 1, (name, old)
+            text = text.replace(old, new.replace("{on}", on))
+    start = "\nusing Shape ="
+    fault = '\nbool fault(const char* n) { const char* f = std::getenv("FAULT"); return f && !std::strcmp(f, n); }\n'
+    assert text.count(start) == 1
+    (folder / "reader.cpp").write_text(text.replace(start, fault + start))
+    build(folder / "reader.cpp", folder / "reader")
+    return folder / "reader"
+
+
+def test_the_breakable_kernel_is_right_as_long_as_nothing_is_broken(breakable):
+    assert read(breakable, FIXTURES).returncode == 0
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_broken_kernel_fails(breakable, name):
+    _, options, vector_id = FAULTS[name]
+    done = read(breakable, FIXTURES, *options, FAULT=name)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert f"FAILED {vector_id}: " in done.stdout
