@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
+import shutil
 import sys
+import tempfile
+from pathlib import Path
 
 import nox
 
@@ -87,6 +91,21 @@ def fixtures(session: nox.Session) -> None:
     install(session, *CPU, ".")
     one_thread = {"OPENBLAS_NUM_THREADS": "1"}
     session.run("python", "tools/fixtures.py", *session.posargs, env=one_thread)
+
+
+@nox.session(name="fixtures-reader", venv_backend="none")
+def fixtures_reader(session: nox.Session) -> None:
+    """Build the C++ reader of the golden vectors and hold it to them under every contract that they have."""
+    if shutil.which("g++") is None:
+        session.error("g++ is not installed: apt-get install g++ (Debian), or any GCC from version 9 on")
+    contracts = json.loads(Path("fixtures/manifest.json").read_text("utf-8"))["contracts"]
+    with tempfile.TemporaryDirectory() as folder:
+        reader = str(Path(folder) / "reader")
+        warnings = ("-Wall", "-Wextra", "-Werror")
+        build = ("g++", "-O2", "-std=c++17", *warnings, "-o", reader, "fixtures/reader.cpp")
+        session.run(*build, external=True)
+        for contract in contracts:
+            session.run(reader, "fixtures", "--contract", contract, *session.posargs, external=True)
 
 
 @nox.session
