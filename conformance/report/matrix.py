@@ -51,15 +51,23 @@ class Matrix:
 
     @property
     def rows(self) -> list[str]:
-        return list(dict.fromkeys(row for row, _ in self.verdicts))
+        return in_order(row for row, _ in self.verdicts)
 
     @property
     def columns(self) -> list[str]:
-        return list(dict.fromkeys(column for _, column in self.verdicts))
+        return in_order(column for _, column in self.verdicts)
 
     @property
     def corner(self) -> str:
         return row_name(self.title, self.rows)
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Rows or columns: formats of a weight by group size, symmetric before asymmetric; others as they came."""
+    found = list(dict.fromkeys(names))
+    formats = [re.fullmatch(r"(?:channel|g(\d+)) (a?)sym", name) for name in found]
+    keys = [(int(m[1] or 0), bool(m[2]), m[0]) for m in formats if m]
+    return [name for _, _, name in sorted(keys)] if len(keys) == len(found) else found
 
 
 def row_name(title: str, rows: Iterable[str]) -> str:

@@ -21,7 +21,7 @@ from markupsafe import Markup
 from conformance.exitcodes import ExitCode
 from conformance.report.account import SIGNS, accounts, headline
 from conformance.report.document import specs_of, verdicts_of
-from conformance.report.matrix import WORST_FIRST, Cell, alone, enumerated, place, row_name
+from conformance.report.matrix import WORST_FIRST, Cell, alone, enumerated, in_order, place, row_name
 from conformance.verdict import FAILING, Outcome, Verdict
 
 MEANINGS = {
@@ -111,26 +111,25 @@ class _Tables:
     """The tables of all backends: a matrix has the same rows and columns for each of them."""
 
     def __init__(self, verdicts: Sequence[Verdict]) -> None:
-        self.places: dict[str, tuple[int, int, int]] = {}
-        self._titles: dict[str, int] = {}
-        self._rows: list[dict[str, int]] = []
-        self._columns: list[dict[str, int]] = []
-        for verdict in verdicts:
-            if verdict.case not in self.places:
-                self.places[verdict.case] = self._place(*place(verdict.case))
-
-    def _place(self, title: str, row: str, column: str) -> tuple[int, int, int]:
-        number = self._titles.setdefault(title, len(self._titles))
-        if number == len(self._rows):
-            self._rows.append({})
-            self._columns.append({})
-        rows, columns = self._rows[number], self._columns[number]
-        return number, rows.setdefault(row, len(rows)), columns.setdefault(column, len(columns))
+        words = {case_id: place(case_id) for case_id in dict.fromkeys(v.case for v in verdicts)}
+        self._tables: dict[str, tuple[list[str], list[str]]] = {}
+        for title in dict.fromkeys(title for title, _, _ in words.values()):
+            own = [w for w in words.values() if w[0] == title]
+            self._tables[title] = in_order(row for _, row, _ in own), in_order(column for _, _, column in own)
+        numbers = {title: i for i, title in enumerate(self._tables)}
+        self.places = {
+            case_id: (
+                numbers[title],
+                self._tables[title][0].index(row),
+                self._tables[title][1].index(column),
+            )
+            for case_id, (title, row, column) in words.items()
+        }
 
     def to_json(self) -> list[dict[str, Any]]:
         return [
-            {"title": title, "corner": row_name(title, rows), "rows": list(rows), "columns": list(columns)}
-            for title, rows, columns in zip(self._titles, self._rows, self._columns, strict=True)
+            {"title": title, "corner": row_name(title, rows), "rows": rows, "columns": columns}
+            for title, (rows, columns) in self._tables.items()
         ]
 
     def cells(self, verdicts: Sequence[Verdict]) -> list[int]:

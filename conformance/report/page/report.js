@@ -52,7 +52,7 @@
     let label = cells.signs[worst];
     let kind = outcome;
     if (outcome === "conforms") {
-      if (margin) label += " " + margin.toFixed(2).replace(/^0/, "");
+      if (margin) label += margin < 0.005 ? " <.01" : " " + margin.toFixed(2).replace(/^0/, "");
       if (total > counts[worst]) label += "*";
       const heat = Math.min(4, Math.floor(margin * 5));
       kind = "conforms" + (heat ? " h" + heat : "");
@@ -92,21 +92,20 @@
     const chosen = $("backend").value;
     const backends = chosen === ALL ? cells.backends.map((_, i) => i) : [cells.backends.indexOf(chosen)];
     const operation = $("operation").value;
-    const drawn = document.createDocumentFragment();
+    const several = backends.length > 1;
+    // Of one backend the tables stand beside each other, of several the backends of each table.
+    const drawn = make("div", several ? {} : { class: "beside" });
     cells.tables.forEach((table, number) => {
       if (operationOf(table) !== operation) return;
-      const beside = make("div", { class: "beside" });
+      const blocks = [];
       for (const backend of backends) {
         const matrix = drawTable(table, number, backend);
-        if (!matrix) continue;
-        const block = make("div");
-        if (backends.length > 1) block.append(make("h4", {}, cells.backends[backend]));
-        block.append(matrix);
-        beside.append(block);
+        if (matrix) blocks.push(make("div", {}, several ? make("h4", {}, cells.backends[backend]) : make("h3", {}, table.title), matrix));
       }
-      if (beside.children.length) drawn.append(make("h3", {}, table.title), beside);
+      if (several && blocks.length) drawn.append(make("h3", {}, table.title), make("div", { class: "beside" }, ...blocks));
+      else drawn.append(...blocks);
     });
-    $("drawn").replaceChildren(drawn);
+    $("drawn").replaceChildren(...drawn.children.length ? [drawn] : []);
     if (!$("drawn").children.length) $("drawn").textContent = "This backend was not asked for this operation.";
   }
 
@@ -212,6 +211,11 @@
     const names = cells.backends.length > 1 ? [...cells.backends, ALL] : cells.backends;
     for (const name of names) $("backend").append(make("option", {}, name));
     for (const name of new Set(cells.tables.map(operationOf))) $("operation").append(make("option", {}, name));
+    // What a person looks for first: the layers of a backend that fails, if one does.
+    const failing = cells.backends.findIndex((_, b) => cells.cells[b].some((n, i) => i % FIELDS > 3 && i % FIELDS < 7 && n));
+    $("backend").selectedIndex = Math.max(failing, 0);
+    const layers = [...$("operation").options].findIndex((o) => o.value === "linear");
+    $("operation").selectedIndex = Math.max(layers, 0);
     $("backend").addEventListener("change", draw);
     $("operation").addEventListener("change", draw);
     for (const button of document.querySelectorAll("button[data-operation]"))
