@@ -96,8 +96,8 @@ def test_a_damaged_report_is_one_clear_error(report, tmp_path, change, words):
     ("field", "value"),
     [
         ("worst", -0.5), ("worst", "0.5"), ("outcome", "fine"), ("outcome", None), ("elements", 1.5),
-        ("elements", True), ("detail", 3), ("kernels", [0, -1]), ("kernels", ["a"]), ("statistics", {"rms": "1"}), ("invented", ""),
-        ("diagnosis", {"fault": ""}), ("case", 1),
+        ("elements", True), ("detail", 3), ("kernels", [0, -1]), ("kernels", ["a"]), ("statistics", {"rms": "1"}),
+        ("invented", ""), ("diagnosis", {"fault": ""}), ("case", 1),
     ],
 )  # fmt: skip
 def test_one_wrong_field_among_thousands_is_found_and_its_case_named(report, tmp_path, field, value):

@@ -48,7 +48,7 @@ def test_it_says_what_the_report_holds(folder, said):
     own = [c for c in document["cases"] if c["backend"] == "mine"]
     assert said["counts"]["cases"] == len(own)
     assert said["counts"]["conforms"] == sum(c["outcome"] == "conforms" for c in own)
-    assert said["conforms"] is True
+    assert said["verdict"] == "conforms but for waivers"
     assert said["scope"]["whole"] is True
     assert said["largest_error"]["fraction_of_bound"] == 0.75
     assert said["largest_error"]["case"].startswith("linear/w4-g32-sym/a16/fp16/")
@@ -66,7 +66,8 @@ def test_it_says_what_the_report_holds(folder, said):
     assert said["report"]["sha256"] == hashlib.sha256((folder / "report.json").read_bytes()).hexdigest()
     assert said["suite"]["specification"] == document["environment"]["specification"]
     other = statement(folder / "report.json", "ACME", "other", None)
-    assert other["conforms"] is False
+    assert other["verdict"] == "fails"
+    assert {c["verdict"] for c in other["claimed"]} == {"conforms", "conforms but for waivers", "fails"}
     assert other["vectors"] is None
 
 
@@ -165,13 +166,15 @@ def test_a_part_of_the_matrix_is_called_a_part(tmp_path, selection, whole):
     planted(tmp_path / "r.json", conforming("mine", IDS[:4]), selection)
     said = statement(tmp_path / "r.json", "ACME", None, None)
     assert said["scope"]["whole"] is whole
+    assert said["verdict"] == "conforms"
     assert ("a statement on a part of the matrix" in statement_page(said)) is not whole
 
 
 def test_problems_of_the_run_and_failures_show(tmp_path):
     planted(tmp_path / "r.json", conforming("mine", IDS[:4]), faults=["x: skipped"])
     said = statement(tmp_path / "r.json", "ACME", None, None)
-    assert said["conforms"] is False
+    assert said["verdict"] == "fails"
+    assert {c["verdict"] for c in said["claimed"]} == {"conforms"}
     assert said["report"]["problems"] == ["x: skipped"]
 
 

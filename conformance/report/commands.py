@@ -113,7 +113,7 @@ def statement(
         raise SystemExit(ExitCode.CONFORMANCE if wrong else ExitCode.AS_EXPECTED)
     said = made.statement(report, vendor, backend, folder)
     made.write(output, said)
-    print(f"{output}: {said['backend']['name']}, {'conforms' if said['conforms'] else 'does not conform'}")
+    print(f"{output}: {said['backend']['name']} {said['verdict']}")
     if page is not None:
         _write(page, made.statement_page(said), "the statement")
 

@@ -27,6 +27,7 @@ from conformance.verdict import JUDGED, Outcome, Verdict
 from reference.bounds import false_alarm_bound
 
 STATEMENT_VERSION = "quantcts-statement/1"
+CONFORMS, WAIVED, FAILS = "conforms", "conforms but for waivers", "fails"
 _OF_A_MACHINE = ("python", "platform", "processor", "packages", "gpus")
 
 
@@ -78,7 +79,7 @@ def statement(
         "scope": {"whole": _whole(document["selection"]), **document["selection"]},
         "backend": told,
         "environment": {name: environment[name] for name in _OF_A_MACHINE if name in environment},
-        "conforms": not document["ledger"]["problems"] and not any(v.fails for v in verdicts),
+        "verdict": FAILS if document["ledger"]["problems"] else _verdict(verdicts),
         "counts": {"cases": len(verdicts), **_counts(verdicts)},
         "largest_error": _largest(verdicts),
         "confidence": {"elements": elements, "false_alarm_bound": false_alarm_bound(elements)},
@@ -134,6 +135,12 @@ def _counts(verdicts: Sequence[Verdict]) -> dict[str, int]:
     return {outcome.value: sum(v.outcome is outcome for v in verdicts) for outcome in Outcome}
 
 
+def _verdict(verdicts: Sequence[Verdict]) -> str:
+    if any(v.fails for v in verdicts):
+        return FAILS
+    return WAIVED if any(v.outcome is Outcome.WAIVED for v in verdicts) else CONFORMS
+
+
 def _largest(verdicts: Sequence[Verdict]) -> dict[str, Any] | None:
     """As a fraction of the bound, over what was judged; None where every compared answer was exact by nature."""
     compared = [v for v in verdicts if v.worst is not None]
@@ -156,9 +163,7 @@ def _cells(verdicts: Sequence[Verdict]) -> dict[str, Any]:
             continue
         counts = {name: count for name, count in _counts(own).items() if count}
         worst = max((v.worst for v in own if v.worst is not None), default=None)
-        claimed.append(
-            {"cell": cell, "conforms": not any(v.fails for v in own), "counts": counts, "worst": worst}
-        )
+        claimed.append({"cell": cell, "verdict": _verdict(own), "counts": counts, "worst": worst})
     return {"claimed": claimed, "declined": declined}
 
 

@@ -144,7 +144,7 @@
       if (d.computes) entry(list, "it computes", `${d.computes} (${d.fault || "no known fault"}), ${bounds(d.distance)}`);
       entry(list, "the right answer", bounds(d.right));
       if (d.runner_up) entry(list, "next best", `${d.runner_up}, ${bounds(d.runner_up_distance)}`);
-      entry(list, "where", d.pattern);
+      if (!data.texts[own.detail[i]].includes(d.pattern)) entry(list, "where", d.pattern);
     }
     if (more.note) entry(list, "note", data.texts[more.note]);
     if (more.kernels) entry(list, "kernels", more.kernels.map((k) => data.texts[k]).join(", ") || "none were launched");
