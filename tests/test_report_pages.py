@@ -8,16 +8,21 @@ import shlex
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib.resources import files
 
 import pytest
 from planted import ALL, HOSTILE, each_outcome, planted
 
 from conformance.cases import all_cases
 from conformance.cli import app, main
+from conformance.errors import RunError
 from conformance.report.markdown import LIMIT, report_markdown
 from conformance.report.matrix import alone, in_order, place
 from conformance.report.page import report_page
+from conformance.report.plots import plots_of, read_bench
 from conformance.verdict import Outcome, Verdict
+
+NAME = "</script><b>|x|"  # of a backend, in a report that no run wrote
 
 
 class Page(HTMLParser):
@@ -52,7 +57,7 @@ def document(tmp_path_factory):
 def hostile(tmp_path_factory):
     """Everything that a backend or a file can put into a report, hostile."""
     path = tmp_path_factory.mktemp("hostile") / "report.json"
-    backend = "</script><b>"
+    backend = NAME
     verdicts = [replace(v, detail=HOSTILE, note=HOSTILE) for v in each_outcome(backend)]
     verdicts.append(Verdict(f"linear/{HOSTILE}/a16/bf16/x/{HOSTILE}-0", backend, Outcome.CRASHES, HOSTILE))
     selection = {**ALL, "queries": [HOSTILE], "keyword": HOSTILE}
@@ -115,9 +120,7 @@ def test_the_page_needs_nothing_else(document):
 def test_no_text_becomes_markup(document, hostile):
     """The tags of a page of hostile text are the tags of a page of harmless text."""
     wild = Page(report_page(hostile))
-    plain = (
-        json.dumps(hostile).replace(json.dumps(HOSTILE)[1:-1], "harmless").replace("</script><b>", "plain")
-    )
+    plain = json.dumps(hostile).replace(json.dumps(HOSTILE)[1:-1], "harmless").replace(NAME, "plain")
     harmless = Page(report_page(json.loads(plain)))
     assert [tag for tag, _ in wild.tags] == [tag for tag, _ in harmless.tags]
     assert not [a for _, a in wild.tags if any(name.startswith("on") for name in a)]
@@ -162,6 +165,121 @@ def test_every_id_has_a_place():
         "channel asym", "g32 sym", "g32 asym", "g128 sym",
     ]  # fmt: skip
     assert in_order(["strided", "batch"]) == ["strided", "batch"]
+
+
+# ---- the benchmark's plots
+
+
+def figures(
+    layer="linear/llama-3.1-8b.gate_up/w4-g128-sym/a16/bf16", backends=("one", "two"), tokens=(1, 16, 256)
+):
+    """The benchmark's JSON as far as the plots read it."""
+    records = [
+        {
+            "extra_info": {
+                "layer": layer, "backend": backend, "tokens": m, "device": "cuda:0",
+                "median_seconds": 1e-6 * (b + 2) * (m + 9), "fraction_of_floor": 0.8 / (b + 1), "floor_seconds": 1e-6 * m,
+                "standing": "slower" if b else "fastest",
+            }
+        }
+        for b, backend in enumerate(backends) for m in tokens
+    ]  # fmt: skip
+    return {"benchmarks": records, "quantcts": {"environment": {"gpus": ["NVIDIA H200"]}}}
+
+
+def test_plots_stand_in_the_page_and_say_their_numbers(document):
+    page = Page(report_page(document, figures()))
+    paths = [
+        a["d"]
+        for tag, a in page.tags
+        if tag == "path" and a["class"].startswith("line") and "8H39" not in a["d"]
+    ]
+    assert len(paths) == 2 * 2
+    for path in paths:
+        points = [tuple(map(float, point.split())) for point in path.removeprefix("M").split("L")]
+        assert [x for x, _ in points] == sorted(x for x, _ in points)
+        assert len(points) == 3
+        assert all(0 <= x <= 440 and 0 <= y <= 260 for x, y in points)
+    # of the first chart both backends take longer with more tokens, the second longer than the first
+    (one, two), (fraction, _) = paths[:2], paths[2:]
+    heights = [[float(point.split()[1]) for point in path[1:].split("L")] for path in (one, two, fraction)]
+    assert heights[0] == sorted(heights[0], reverse=True)
+    assert all(lower < upper for lower, upper in zip(heights[1], heights[0], strict=True))
+    assert len(set(heights[2])) == 1
+    shown = " ".join(page.shown)
+    for words in (
+        "20 µs, 0.80 fastest",
+        "30 µs, 0.40",
+        "NVIDIA H200",
+        "gate_up/w4-g128-sym/a16/bf16 on cuda:0",
+    ):
+        assert words in shown, words
+    floors = [
+        a["d"] for tag, a in page.tags if tag == "path" and a["class"] == "floor" and a["d"] != "M1 8H39"
+    ]
+    assert len(floors) == 2
+    assert all(
+        float(f) > float(o)
+        for f, o in zip(re.findall(r" ([\d.]+)", floors[0]), map(str, heights[0]), strict=True)
+    )
+    assert "Benchmark" not in " ".join(Page(report_page(document)).shown)
+
+
+def test_plots_take_one_number_and_many_backends(document):
+    names = [f"b{i}" for i in range(18)]
+    page = Page(report_page(document, figures(backends=names, tokens=(1,))))
+    lines = {
+        (a["class"], a["stroke-dasharray"]) for tag, a in page.tags if tag == "path" and "line" in a["class"]
+    }
+    assert len(lines) == 18
+
+
+def test_hostile_words_of_a_benchmark_are_text(document):
+    page = Page(report_page(document, figures(layer=HOSTILE, backends=[HOSTILE])))
+    harmless = Page(report_page(document, figures(layer="x", backends=["x"])))
+    assert [tag for tag, _ in page.tags] == [tag for tag, _ in harmless.tags]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: d.pop("quantcts"), "it is not what `quantcts bench"),
+        (lambda d: d.update(benchmarks={}), "it is not what `quantcts bench"),
+        (lambda d: d["benchmarks"][4].pop("extra_info"), "benchmarks/4/extra_info/layer: missing"),
+        (lambda d: d["benchmarks"][1]["extra_info"].update(tokens=0), "benchmarks/1/extra_info/tokens"),
+        (
+            lambda d: d["benchmarks"][1]["extra_info"].update(median_seconds="1"),
+            "median_seconds: missing, or no float",
+        ),
+        (lambda d: d["benchmarks"][1]["extra_info"].update(fraction_of_floor=-1), "fraction_of_floor"),
+    ],
+)
+def test_what_is_no_benchmark_is_one_clear_error(tmp_path, change, words):
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(figures()))
+    assert plots_of(read_bench(path))
+    broken = figures()
+    change(broken)
+    path.write_text(json.dumps(broken))
+    with pytest.raises(RunError, match=words):
+        read_bench(path)
+
+
+def test_lines_can_be_told_from_the_page():
+    """3 to 1, which is what WCAG asks of graphics, in light and in dark."""
+    style = (files("conformance.report") / "page" / "style.css").read_text()
+    for block in re.findall(r":root \{(.*?)\n\s*\}", style, re.S):
+        colours = dict(re.findall(r"--(\w+): (#\w{6})", block))
+        page = luminance(colours["page"])
+        for number in range(6):
+            line = luminance(colours[f"s{number}"])
+            assert (max(line, page) + 0.05) / (min(line, page) + 0.05) >= 3, number
+
+
+def luminance(colour):
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 # ---- report.md
@@ -235,6 +353,10 @@ def call(*arguments):
 def test_the_commands_write_the_pages(document, tmp_path, capsys):
     report = tmp_path / "report.json"
     report.write_text(json.dumps(document))
+    bench = tmp_path / "bench.json"
+    bench.write_text(json.dumps(figures()))
+    main(["report", "html", str(report), "-o", str(tmp_path / "b.html"), "--bench", str(bench)])
+    assert (tmp_path / "b.html").read_text() == report_page(document, figures())
     main(["report", "html", str(report), "-o", str(tmp_path / "r.html")])
     main(["report", "markdown", str(report), "-o", str(tmp_path / "r.md")])
     assert (tmp_path / "r.html").read_text() == report_page(document)

@@ -23,12 +23,17 @@ _SHOWN = 10
 def html(
     reports: Reports,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE")] = Path("report.html"),
+    bench: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="plots of this JSON of `quantcts bench` too")
+    ] = None,
 ) -> None:
     """Write report.html: one self-contained file that works offline."""
     from conformance.report.page import report_page
+    from conformance.report.plots import read_bench
 
     document = _joined(reports)
-    _write(output, report_page(document), f"{len(document['cases'])} verdicts")
+    figures = read_bench(bench) if bench is not None else None
+    _write(output, report_page(document, figures), f"{len(document['cases'])} verdicts")
 
 
 @app.command()

@@ -22,6 +22,7 @@ from conformance.exitcodes import ExitCode
 from conformance.report.account import SIGNS, accounts, headline
 from conformance.report.document import specs_of, verdicts_of
 from conformance.report.matrix import WORST_FIRST, Cell, alone, enumerated, in_order, place, row_name
+from conformance.report.plots import plots_of, sample
 from conformance.verdict import FAILING, Outcome, Verdict
 
 MEANINGS = {
@@ -37,8 +38,8 @@ _SHOWN_FINDINGS = 200
 _LONGEST_DETAIL = 2000
 
 
-def report_page(document: Mapping[str, Any]) -> str:
-    """The page of a report."""
+def report_page(document: Mapping[str, Any], bench: Mapping[str, Any] | None = None) -> str:
+    """The page of a report, with plots of the benchmark's JSON where it is given."""
     verdicts = sorted(verdicts_of(document), key=enumerated)
     rows = accounts(verdicts)
     specs = specs_of(document)
@@ -51,6 +52,9 @@ def report_page(document: Mapping[str, Any]) -> str:
         findings=[(f, _first_command(document, specs, f)) for f in found[:_SHOWN_FINDINGS]],
         more_findings=max(len(found) - _SHOWN_FINDINGS, 0),
         headline=headline(document),
+        figures=plots_of(bench) if bench is not None else [],
+        bench_gpus=bench["quantcts"].get("environment", {}).get("gpus", []) if bench is not None else [],
+        sample=sample,
         exit_word=ExitCode(document["exit_code"]).name.lower().replace("_", " "),
         script=_source("report.js"),
         blocks=_blocks(document, verdicts, specs),
