@@ -79,7 +79,8 @@ def cuda_missing() -> str | None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """The project's own tests. Those of report.html want chromium and chromedriver on the path."""
-    install(session, *CPU, ".[torch]", "pytest-xdist", "hypothesis", "nox", "selenium")
+    tools = ("pytest-xdist", "pytest-benchmark", "matplotlib", "hypothesis", "nox", "selenium")
+    install(session, *CPU, ".[torch]", *tools)
     session.run("python", "-m", "pytest", "-n", WORKERS, *(session.posargs or ["tests"]))
 
 
@@ -119,6 +120,19 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Time backends on layers of models: every CUDA backend that is present, without a GPU torch on the CPU."""
+    gpu = cuda_missing() is None
+    install(session, *(() if gpu else CPU), ".[torch,cuda,bench]" if gpu else ".[torch,bench]")
+    given = session.posargs
+    backend = [] if any(a.split("=")[0] == "--backend" for a in given) else ["cuda" if gpu else "torch_cpu"]
+    json = [] if any(a.startswith("--benchmark-json") for a in given) else ["reports/bench.json"]
+    os.makedirs("reports", exist_ok=True)
+    words = [*(w for b in backend for w in ("--backend", b)), *(f"--benchmark-json={j}" for j in json)]
+    session.run("python", "-m", "quantcts", "bench", *words, *given)
 
 
 @nox.session(name="bench-oracle")

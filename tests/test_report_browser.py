@@ -1,6 +1,7 @@
 """report.html and statement.html in a real browser, headless: chromium with its driver, through selenium."""
 
 import http.server
+import shlex
 import shutil
 import threading
 
@@ -164,6 +165,9 @@ def test_every_matrix_is_drawn(browser, pages):
         )
         assert sum(counts) == len(cases)
     choose(browser, "operation", "linear")
+    click_cell(browser, f"right, {TITLE}, w4 g128 sym")
+    inside = [i for i, c in all_cases().items() if c.quick and c.cell == "linear/w4-g128-sym/a16/bf16"]
+    assert sorted(texts(browser, "#panel summary code")) == sorted(inside)
     choose(browser, "backend", "all, side by side")
     names = browser.execute_script(
         "return [...document.querySelectorAll('#drawn h4')].map(h => h.textContent)"
@@ -240,6 +244,9 @@ def test_hostile_text_does_nothing(browser, hostile, tmp_path):  # noqa: F811
     browser.execute_script("document.querySelectorAll('#panel details').forEach(d => d.open = true)")
     until(browser, "return document.getElementById('panel').innerText.includes('alert(1)')")
     assert HOSTILE in browser.execute_script("return document.getElementById('panel').textContent")
+    command = shlex.split(texts(browser, "#panel pre")[0])
+    assert command[:2] == ["quantcts", "run"]
+    assert [HOSTILE, texts(browser, "#panel summary code")[0]] == [command[3], command[5]]
     assert browser.execute_script("return document.querySelectorAll('script, img').length") == before
     assert browser.get_log("browser") == []
 
