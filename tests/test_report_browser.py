@@ -187,6 +187,7 @@ def test_the_other_ways_in(browser, pages):
     browser.execute_script("document.querySelector(`button[data-case='${arguments[0]}']`).click()", FAULTY)
     until(browser, "return !document.getElementById('panel').hidden")
     assert FAULTY in browser.execute_script("return document.querySelector('#panel summary').innerText")
+    assert browser.get_log("browser") == []
 
 
 CONTRAST = """

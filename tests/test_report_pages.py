@@ -266,7 +266,7 @@ def test_what_is_no_benchmark_is_one_clear_error(tmp_path, change, words):
 
 def test_lines_can_be_told_from_the_page():
     """3 to 1, which is what WCAG asks of graphics, in light and in dark."""
-    style = (files("conformance.report") / "page" / "style.css").read_text()
+    style = (files("conformance.report") / "templates" / "style.css").read_text()
     for block in re.findall(r":root \{(.*?)\n\s*\}", style, re.S):
         colours = dict(re.findall(r"--(\w+): (#\w{6})", block))
         page = luminance(colours["page"])

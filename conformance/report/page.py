@@ -69,7 +69,7 @@ def _first_command(document: Mapping[str, Any], specs: Mapping[str, str], findin
 def render(template: str, **values: Any) -> str:
     """A template of this package with every value escaped; the style stands in it."""
     environment = Environment(
-        loader=PackageLoader("conformance.report", "page"),
+        loader=PackageLoader("conformance.report", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -83,7 +83,7 @@ def render(template: str, **values: Any) -> str:
 
 def _source(name: str) -> Markup:
     """A file of ours that goes into the page as it is."""
-    loader = PackageLoader("conformance.report", "page")
+    loader = PackageLoader("conformance.report", "templates")
     return Markup(loader.get_source(Environment(autoescape=True), name)[0])
 
 
