@@ -42,6 +42,8 @@ def judge(session: nox.Session, name: str, backends: tuple[str, ...], workers: s
         *default("-n", workers),
         *default("--waivers", "waivers.toml"),
         *default("--report", f"reports/{name}.json"),
+        *default("--report-html", f"reports/{name}.html"),
+        *default("--report-markdown", f"reports/{name}.md"),
         *default("--junitxml", f"reports/{name}.xml"),
         *given,
     )  # fmt: skip
@@ -80,8 +82,9 @@ def cuda_missing() -> str | None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The project's own tests."""
-    install(session, *CPU, ".[torch]", "pytest-xdist", "pytest-benchmark", "matplotlib", "hypothesis", "nox")
+    """The project's own tests. Those of report.html want chromium and chromedriver on the path."""
+    tools = ("pytest-xdist", "pytest-benchmark", "matplotlib", "hypothesis", "nox", "selenium")
+    install(session, *CPU, ".[torch]", *tools)
     session.run("python", "-m", "pytest", "-n", WORKERS, *(session.posargs or ["tests"]))
 
 

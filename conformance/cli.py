@@ -1,4 +1,4 @@
-"""The command `quantcts`: run, bench, plot, list, checkpoint, doctor. Exit codes: see exitcodes."""
+"""The command `quantcts`: run, bench, plot, list, checkpoint, doctor, report, statement. Exit codes: see exitcodes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 
 from conformance.errors import EnvironmentMissing, RunError
 from conformance.exitcodes import ExitCode
+from conformance.report import commands
 
 app = typer.Typer(
     add_completion=False,
@@ -27,8 +28,8 @@ app = typer.Typer(
 )
 def run(context: typer.Context) -> None:
     """Judge backends: [--backend NAME]... [--quick | --full] [--cases QUERY]... [--shard I/N] [--waivers FILE]
-    [--report FILE] [--vectors DIR] [--isolate] [--limit SECONDS] [--no-kernels]. The backend `cuda` stands for all on
-    a GPU.
+    [--report FILE] [--report-html FILE] [--report-markdown FILE] [--vectors DIR] [--isolate] [--limit SECONDS]
+    [--no-kernels]. The backend `cuda` stands for all on a GPU.
 
     What else is given goes to pytest (-k, -n 2, -x, --junitxml FILE, ...).
     """
@@ -140,6 +141,10 @@ def doctor() -> None:
 
     if not examine(sys.stdout):
         raise SystemExit(ExitCode.ENVIRONMENT)
+
+
+app.add_typer(commands.app, name="report")
+app.command()(commands.statement)
 
 
 def main(arguments: list[str] | None = None) -> None:

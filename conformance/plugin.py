@@ -24,7 +24,9 @@ from conformance.isolation.remote import RemoteBackend, RemoteSubject
 from conformance.judge import Judge
 from conformance.ledger import Ledger
 from conformance.query import offered, part, select
-from conformance.report.document import Report, environment
+from conformance.report.document import Report, environment, place_to_write, put
+from conformance.report.markdown import report_markdown
+from conformance.report.page import report_page
 from conformance.report.progress import Progress, compile_first
 from conformance.report.terminal import print_report
 from conformance.roster import Roster
@@ -64,6 +66,8 @@ def add_options(parser: pytest.Parser) -> None:
     size("--cases", action="append", metavar="QUERY", help="judge the cases that the query selects")
     size("--waivers", metavar="FILE", help="known faults, with reason, link and expiry date (TOML)")
     size("--report", metavar="FILE", help="write report.json there; compressed where the name ends in .gz")
+    size("--report-html", metavar="FILE", help="write a page of the report there that works offline")
+    size("--report-markdown", metavar="FILE", help="write what fits a comment on a pull request there")
     size("--shard", metavar="I/N", help="judge the I-th of N equal parts of the cases (1 to N)")
     size("--isolate", action="store_true", help="a process of its own for each backend, as GPU backends have")
     size(
@@ -214,6 +218,11 @@ class Keeper:
             }
         self.report = Report(found, chosen, sys.argv, plugin.roster.specs)
         self.progress: Progress | None = None
+        self.pages = {
+            place_to_write(option, given): page
+            for option, page in (("--report-html", report_page), ("--report-markdown", report_markdown))
+            if (given := config.getoption(option))
+        }
         path = config.option.report
         self.journal = self.report.open(path) if path else None
 
@@ -320,6 +329,9 @@ class Keeper:
         session.exitstatus = code
         session.config.stash[EXIT_CODE] = code
         self.report.finish(self.ledger, code)
+        document = self.report.document() if self.pages else {}
+        for path, page in self.pages.items():
+            put(path, page(document).encode())
         if self.journal:
             self.journal.close()
         self.roster.close()

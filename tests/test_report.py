@@ -92,6 +92,34 @@ def test_a_damaged_report_is_one_clear_error(report, tmp_path, change, words):
         read(path)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("worst", -0.5), ("worst", "0.5"), ("outcome", "fine"), ("outcome", None), ("elements", 1.5),
+        ("elements", True), ("detail", 3), ("kernels", [0, -1]), ("kernels", ["a"]), ("statistics", {"rms": "1"}),
+        ("invented", ""), ("diagnosis", {"fault": ""}), ("case", 1),
+    ],
+)  # fmt: skip
+def test_one_wrong_field_among_thousands_is_found_and_its_case_named(report, tmp_path, field, value):
+    """The schema is asked about one case of each kind, and whatever it can tell apart is a kind."""
+    document = json.loads(json.dumps(report.report))
+    record = document["cases"][-3]
+    record[field] = value
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(RunError) as error:
+        read(path)
+    assert f"cases/{record['case']}" in str(error.value)
+    assert field in str(error.value)
+
+
+def test_a_report_whose_account_is_not_that_of_its_cases_is_refused(report, tmp_path):
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps({**report.report, "cases": report.report["cases"][:-1]}))
+    with pytest.raises(RunError, match=r"ledger/\w+: it says \d+, of the cases it is \d+"):
+        read(path)
+
+
 def test_a_whole_report_reads_back(report, tmp_path):
     path = tmp_path / "r.json"
     path.write_text(json.dumps(report.report))

@@ -5,10 +5,15 @@ import re
 from conftest import ROOT
 
 from conformance.cases import all_cases
+from reference import SPECIFICATION_VERSION
 
 TEXT = (ROOT / "docs" / "specification.md").read_text()
 CLAUSES = {m[1]: m[2] for m in re.finditer(r"^\*\*(C\d+)\. (.*?)(?=^\*\*C\d+\. |^## |\Z)", TEXT, re.M | re.S)}
 CITED = {clause for case in all_cases().values() for clause in case.clauses}
+
+
+def test_it_names_the_version_that_reports_name():
+    assert TEXT.startswith(f"# The specification\n\nVersion {SPECIFICATION_VERSION}.\n")
 
 
 def test_every_cited_clause_exists():

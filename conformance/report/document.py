@@ -6,6 +6,7 @@ of the run itself. The report is written beside it and renamed into place: it is
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import gzip
 import json
@@ -13,6 +14,7 @@ import os
 import platform
 import subprocess
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -29,7 +31,8 @@ from conformance.exitcodes import ExitCode
 from conformance.isolation.remote import RemoteBackend
 from conformance.ledger import Ledger
 from conformance.report.findings import findings
-from conformance.verdict import Verdict
+from conformance.verdict import Outcome, Verdict
+from reference import SPECIFICATION_VERSION
 from reference.bounds import false_alarm_bound
 
 SCHEMA_VERSION = "quantcts-report/3"
@@ -50,6 +53,7 @@ def environment(backends: Iterable[Backend], absent: Mapping[str, str] | None = 
         "python": platform.python_version(),
         "platform": platform.system(),
         "processor": platform.machine(),
+        "specification": SPECIFICATION_VERSION,
         "packages": {name: found for name in packages if (found := _version(name))},
         "backends": [
             {
@@ -124,15 +128,8 @@ class Report:
 
     def open(self, path: str) -> Journal:
         """Take the place to write to, before anything is judged. Raises RunError when it is no place."""
-        self.path = Path(path)
-        if self.path.is_dir():
-            raise RunError(f"--report {path}: it is a folder; name a file")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.unlink(missing_ok=True)  # an old report must not pass for this run's
-            return Journal(self.path.with_name(self.path.name + ".part"))
-        except OSError as error:
-            raise RunError(f"--report {path}: it cannot be written there: {error.strerror}") from error
+        self.path = place_to_write("--report", path)
+        return Journal(self.path.with_name(self.path.name + ".part"))
 
     def finish(self, ledger: Ledger, exit_code: ExitCode) -> None:
         """Complete the document and write it, if there is a place."""
@@ -156,7 +153,13 @@ class Report:
             "finished": _now(),
             "command": [Path(self.command[0]).name, *self.command[1:]] if self.command else [],
             "selection": self.selection,
-            "environment": self.environment,
+            "environment": {
+                **self.environment,
+                "backends": [
+                    {**b, "spec": self.specs.get(b["name"], b.get("spec", b["name"]))}
+                    for b in self.environment["backends"]
+                ],
+            },
             "exit_code": int(self.exit_code),
             "ledger": {
                 "planned": len(self.ledger.planned),
@@ -195,17 +198,59 @@ def _case(verdict: Verdict, kernels: dict[str, int], clauses: dict[tuple[str, ..
     return {k: v for k, v in record.items() if v or (k in kept and v is not None)}
 
 
-def write_atomically(path: Path, document: dict[str, Any]) -> None:
-    """Validate against the schema, write beside, rename into place.
+def verdicts_of(document: Mapping[str, Any]) -> list[Verdict]:
+    """The verdicts of a report, with the names of their kernels. Raises RunError for a kernel that it does not name."""
+    kernels = document.get("kernels", [])
+    found = []
+    for record in document["cases"]:
+        fields = {name: value for name, value in record.items() if name != "clauses"}
+        if "kernels" in record:
+            if any(k >= len(kernels) for k in record["kernels"]):
+                raise RunError(
+                    f"{record['case']}: kernels: the report names {len(kernels)}, not as many as that"
+                )
+            fields["kernels"] = [kernels[k] for k in record["kernels"]]
+        found.append(Verdict.from_json(fields))
+    return found
 
-    Of the cases one of each kind: with many backends all of them take half a minute. `read` looks at every one.
-    """
-    kinds = {(c["backend"], c["outcome"], *c): c for c in document["cases"]}
-    jsonschema.Draft202012Validator(schema()).validate({**document, "cases": list(kinds.values())})
+
+def specs_of(document: Mapping[str, Any]) -> dict[str, str]:
+    """Backend -> how it was asked for; in reports that do not say so, by its name."""
+    return {b["name"]: b.get("spec", b["name"]) for b in document["environment"]["backends"]}
+
+
+def place_to_write(option: str, path: str) -> Path:
+    """A place for a file of a run, looked at before anything is judged; an old file is gone from there, for it must not
+    pass for this run's. Raises RunError when it is no place."""
+    place = Path(path)
+    if place.is_dir():
+        raise RunError(f"{option} {path}: it is a folder; name a file")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)
+        place.touch()
+        place.unlink()
+    except OSError as error:
+        raise RunError(f"{option} {path}: it cannot be written there: {error.strerror}") from error
+    return place
+
+
+def put(path: Path, content: bytes) -> None:
+    """Write beside, rename into place; compressed where the name ends in .gz. Raises RunError naming the file."""
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    content = _text(document).encode()
-    beside.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
-    os.replace(beside, path)
+    try:
+        beside.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+        os.replace(beside, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise RunError(f"{path}: it cannot be written there: {error.strerror}") from error
+
+
+def write_atomically(path: Path, document: dict[str, Any]) -> None:
+    """Validate against the schema, write beside, rename into place."""
+    jsonschema.Draft202012Validator(schema()).validate(_one_of_each_kind(document))
+    put(path, _text(document).encode())
 
 
 def _text(document: dict[str, Any]) -> str:
@@ -215,21 +260,60 @@ def _text(document: dict[str, Any]) -> str:
     return f'{head.removesuffix("}").rstrip()},\n "cases": [\n{cases}\n ]\n}}\n'
 
 
-def read(path: Path) -> dict[str, Any]:
-    """A report from disk. Raises RunError naming the file and the field that is wrong."""
+def _one_of_each_kind(document: Any) -> Any:
+    """The document with one case for each way in which the schema can tell cases apart; the schema takes as long for
+    sixty thousand cases as the rest of the work."""
+    if not isinstance(document, dict) or not isinstance(document.get("cases"), list):
+        return document
+    kinds = {_kind(case): case for case in reversed(document["cases"])}
+    return {**document, "cases": list(kinds.values())[::-1]}
+
+
+def _kind(value: Any, name: str = "") -> Any:
+    """All that the schema sees of a value: names, types, signs, whether a number is whole, the word of an outcome."""
+    if isinstance(value, dict):
+        return tuple((key, _kind(member, key)) for key, member in value.items())
+    if isinstance(value, list):
+        return (list, frozenset(map(_kind, value)))
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int | float):
+        return (type(value), value < 0, value == value // 1)
+    return value if name == "outcome" else str
+
+
+def content_of(path: Path) -> bytes:
+    """A file's bytes, unpacked where its name ends in .gz. Raises RunError naming the file."""
     try:
         content = path.read_bytes()
-        document: dict[str, Any] = json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
+        return gzip.decompress(content) if path.suffix == ".gz" else content
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise RunError(f"{path}: it is not gzip, or half of it ({error})") from error
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}") from error
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A report from disk. Raises RunError naming the file and the field that is wrong."""
+    try:
+        document: dict[str, Any] = json.loads(content_of(path))
     except ValueError as error:
         raise RunError(f"{path}: it is not JSON, or half of it ({error})") from error
-    fault = next(iter(jsonschema.Draft202012Validator(schema()).iter_errors(document)), None)
+    sample = _one_of_each_kind(document)
+    fault = next(iter(jsonschema.Draft202012Validator(schema()).iter_errors(sample)), None)
     if fault is not None:
-        place = "/".join(str(p) for p in fault.absolute_path) or "the document"
-        raise RunError(f"{path}: {place}: {fault.message[:200]}")
+        place = list(map(str, fault.absolute_path)) or ["the document"]
+        if place[0] == "cases" and len(place) > 1:
+            record = sample["cases"][int(place[1])]
+            place[1] = str(record.get("case", "without a name")) if isinstance(record, dict) else "no object"
+        raise RunError(f"{path}: {'/'.join(place)}: {fault.message[:200]}")
+    found = Counter(record["outcome"] for record in document["cases"])
+    for outcome in Outcome:
+        said = document["ledger"][outcome.value]
+        if said != found[outcome.value]:
+            raise RunError(
+                f"{path}: ledger/{outcome.value}: it says {said}, of the cases it is {found[outcome.value]}"
+            )
     return document
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import cache
 from statistics import median
 from typing import IO
 
@@ -15,9 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from conformance.cases import all_cases
 from conformance.report.document import Report
 from conformance.report.findings import findings
+from conformance.report.matrix import Cell, alone, enumerated, matrices
 from conformance.verdict import FAILING, Outcome, Verdict
 from reference.bounds import Contract, false_alarm_bound
 
@@ -29,10 +27,6 @@ _COLOURS = {
     Outcome.DECLINES: "yellow",
     Outcome.WAIVED: "cyan",
 }
-# The worst verdict names a cell.
-_ORDER = (
-    Outcome.CRASHES, Outcome.DISHONEST, Outcome.DIVERGES, Outcome.WAIVED, Outcome.CONFORMS, Outcome.DECLINES
-)  # fmt: skip
 _SHOWN_FINDINGS = 10
 _SHOWN_CASES = 2
 _SHOWN_KERNELS = 5
@@ -45,7 +39,7 @@ _NARROWEST = 100
 def print_report(report: Report, file: IO[str]) -> None:
     """Matrix, findings, account. A pipe gets plain text, a terminal colours."""
     console = console_on(file)
-    verdicts = sorted(report.ledger.verdicts.values(), key=_enumerated)
+    verdicts = sorted(report.ledger.verdicts.values(), key=enumerated)
     judged_cells = report.selection["set"] != "checkpoint"  # layers of a checkpoint have a table of their own
     for backend in sorted({v.backend for v in verdicts if judged_cells}):
         own = [v for v in verdicts if v.backend == backend]
@@ -64,31 +58,15 @@ def console_on(file: IO[str]) -> Console:
     return Console(file=file, highlight=False, width=max(_NARROWEST, console.width))
 
 
-def _enumerated(verdict: Verdict) -> tuple[int, str]:
-    """The place of a case in the enumeration; cases of a checkpoint come after, by id."""
-    return _ordinals().get(verdict.case, len(_ordinals())), verdict.case
-
-
-@cache
-def _ordinals() -> dict[str, int]:
-    return {case_id: i for i, case_id in enumerate(all_cases())}
-
-
 def _print_matrices(console: Console, backend: str, verdicts: list[Verdict]) -> None:
-    tables: dict[str, dict[tuple[str, str], list[Verdict]]] = defaultdict(lambda: defaultdict(list))
-    for verdict in verdicts:
-        title, row, column = _place(verdict)
-        tables[title][row, column].append(verdict)
-    for title, cells in tables.items():
-        rows, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
+    for matrix in matrices(verdicts):
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        of_rows = "check" if title.startswith("conduct") else "format"
-        table.add_column("bits" if all(re.fullmatch(r"w\d", row) for row in rows) else of_rows)
-        for column in columns:
+        table.add_column(matrix.corner)
+        for column in matrix.columns:
             table.add_column(escape(column))
-        for row in rows:
-            table.add_row(row, *(_cell(cells.get((row, column), [])) for column in columns))
-        console.print(f"\n[bold]{escape(backend)}: {escape(title)}[/]")
+        for row in matrix.rows:
+            table.add_row(row, *(_cell(matrix.verdicts.get((row, column), [])) for column in matrix.columns))
+        console.print(f"\n[bold]{escape(backend)}: {escape(matrix.title)}[/]")
         console.print(table, end="")
 
 
@@ -104,42 +82,18 @@ def _print_kernels(console: Console, backend: str, verdicts: list[Verdict]) -> N
         console.print(f"  and {len(counts) - _SHOWN_KERNELS} more, by case, in report.json (--report FILE)")
 
 
-def _place(verdict: Verdict) -> tuple[str, str, str]:
-    """Table, row and column of a verdict, from its case id."""
-    operation, fmt, *rest = verdict.case.split("/")
-    bits, _, name = fmt.partition("-")
-    if operation == "packing":
-        return operation, bits, rest[0] + (" experts" if rest[1].startswith("e") else "")
-    if operation in ("activation_quantization", "routing", "swiglu"):
-        return operation, fmt, rest[0]
-    if operation == "conduct":
-        return f"{operation}  {rest[2]}", rest[-1].rpartition("-")[0], f"{fmt} {rest[0]}"
-    if operation == "moe_align":
-        return operation, fmt, rest[-1].rpartition("-")[0]
-    if operation == "validation":
-        return operation, bits, rest[-1]
-    # Variants of a layer, and their dtypes, share a table.
-    of = {"linear": rest[:2], "moe_parallel": rest[3:4]}.get(operation, rest[:1])
-    title = "  ".join([operation, *of])
-    if name.endswith("-gidx"):
-        title += "  act-order"
-    return title, bits, name.removesuffix("-gidx").replace("-", " ")
-
-
 def _cell(verdicts: Sequence[Verdict]) -> str:
     if not verdicts:
         return "[dim]-[/]"
-    counts = {outcome: sum(v.outcome is outcome for v in verdicts) for outcome in Outcome}
-    outcome = next(o for o in _ORDER if counts[o])
-    text = outcome.value
-    if outcome in (*FAILING, Outcome.WAIVED):
-        text += f" {counts[outcome]}/{len(verdicts)}"
-    elif outcome is Outcome.CONFORMS:
-        worst = max((v.worst for v in verdicts if v.worst is not None), default=0.0)
-        text += f" {worst:.2f}" if worst else ""
-        if counts[Outcome.DECLINES]:
-            text += f" ({counts[Outcome.DECLINES]} declined)"
-    return f"[{_COLOURS[outcome]}]{text}[/]"
+    cell = Cell.of(verdicts)
+    text = cell.outcome.value
+    if cell.outcome in (*FAILING, Outcome.WAIVED):
+        text += f" {cell.counts[cell.outcome]}/{cell.total}"
+    elif cell.outcome is Outcome.CONFORMS:
+        text += f" {cell.worst:.2f}" if cell.worst else ""
+        if cell.counts.get(Outcome.DECLINES):
+            text += f" ({cell.counts[Outcome.DECLINES]} declined)"
+    return f"[{_COLOURS[cell.outcome]}]{text}[/]"
 
 
 def _print_failures(console: Console, report: Report, failures: list[Verdict]) -> None:
@@ -166,16 +120,9 @@ def _print_failures(console: Console, report: Report, failures: list[Verdict]) -
         console.print(
             f"  and {len(found) - _SHOWN_FINDINGS} more findings, all of them in report.json (--report FILE)"
         )
-    console.print(f"  one case alone: quantcts {escape(_alone(report, found[0].smallest))}", soft_wrap=True)
-
-
-def _alone(report: Report, verdict: Verdict) -> str:
-    """The arguments that judge one case again."""
-    spec = report.specs.get(verdict.backend, verdict.backend)
-    if report.selection["set"] == "checkpoint":
-        layer = verdict.case.removeprefix("checkpoint/").rpartition("/")[0]
-        return f"checkpoint DIR --backend {spec} --layers '{layer}'"
-    return f"run --backend {spec} --cases '{verdict.case}'"
+    first = found[0].smallest
+    command = alone(report.selection, report.specs.get(first.backend, first.backend), first.case)
+    console.print(f"  one case alone: {escape(command)}", soft_wrap=True)
 
 
 def _print_notes(console: Console, verdicts: Sequence[Verdict]) -> None:
