@@ -21,6 +21,7 @@ from conformance.vectors.tensors import decode, dtype_name, encode
 
 FIXTURES = ROOT / "fixtures"
 SOURCE = FIXTURES / "reader.cpp"
+README = (FIXTURES / "README.md").read_text("utf-8")
 MANIFEST = json.loads((FIXTURES / "manifest.json").read_text("utf-8"))
 JUDGED = ("packing", "layouts", "dequantize", "linear", "validation")
 PACKING = "packing/w3/dim1/n10-k33/uniform-0"
@@ -39,8 +40,7 @@ SANITIZED = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 def build(source, reader, *options):
     """With the command of the README, its -O2 replaced by the options."""
-    text = (FIXTURES / "README.md").read_text("utf-8")
-    (line,) = re.findall(r"^g\+\+ .*reader\.cpp.*$", text, re.M)
+    (line,) = re.findall(r"^g\+\+ .*reader\.cpp.*$", README, re.M)
     words = shlex.split(line.split("&&")[0])
     words[words.index("-o") + 1] = str(reader)
     words[words.index("fixtures/reader.cpp")] = str(source)
@@ -72,6 +72,7 @@ def test_it_agrees_with_every_vector_under_every_contract(reader, contract):
     count = {name: sum(v["operation"] == name for v in MANIFEST["vectors"]) for name in JUDGED}
     expected = [f"{name}: {n} vectors, {n} right, 0 failed" for name, n in count.items()]
     assert done.stdout.splitlines() == expected
+    assert done.stdout in README
 
 
 def test_the_session_builds_and_runs_it():
@@ -691,6 +692,12 @@ def test_a_broken_kernel_fails(breakable, name):
     done = read(breakable, FIXTURES, *options, FAULT=name)
     assert (done.returncode, done.stderr) == (1, "")
     assert f"FAILED {vector_id}: " in done.stdout
+
+
+def test_the_failure_that_the_readme_shows_is_a_real_one(breakable):
+    (line,) = re.findall(r"^FAILED .*$", README, re.M)
+    done = read(breakable, FIXTURES, "--operation", "packing", FAULT="high bits of straddling codes dropped")
+    assert done.stdout.splitlines()[0] == line
 
 
 @pytest.mark.parametrize("contract", MANIFEST["contracts"])
