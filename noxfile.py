@@ -82,6 +82,14 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def fixtures(session: nox.Session) -> None:
+    """Write the golden vectors; `-- --check` fails where those on disk are not what the oracle says."""
+    install(session, *CPU, ".")
+    one_thread = {"OPENBLAS_NUM_THREADS": "1"}
+    session.run("python", "tools/fixtures.py", *session.posargs, env=one_thread)
+
+
+@nox.session
 def mutants(session: nox.Session) -> None:
     """Who judges the judge: wrong semantics that the suites must refuse, correct kernels that they must pass.
 

@@ -26,7 +26,8 @@ app = typer.Typer(
 )
 def run(context: typer.Context) -> None:
     """Judge backends: [--backend NAME]... [--quick | --full] [--cases QUERY]... [--shard I/N] [--waivers FILE]
-    [--report FILE] [--isolate] [--limit SECONDS] [--no-kernels]. The backend `cuda` stands for all on a GPU.
+    [--report FILE] [--vectors DIR] [--isolate] [--limit SECONDS] [--no-kernels]. The backend `cuda` stands for all on
+    a GPU.
 
     What else is given goes to pytest (-k, -n 2, -x, --junitxml FILE, ...).
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -206,6 +207,19 @@ def statistics(hypothesis: Hypothesis, expected: Expected, y: Float64Array) -> d
 # ---- the quantizer alone
 
 
+@dataclass(frozen=True)
+class LegalQuantizations:
+    """What quantizations of some activations are right.
+
+    results: by the name of the order of operations, the plainest first. zero: tokens, groups or the tensor that are all
+    zeros, shaped like scales. ends: lowest and highest codes (M, K) under the scales of an answer.
+    """
+
+    results: Mapping[str, QuantizedActivations]
+    zero: Mask
+    ends: Callable[[QuantizedActivations], tuple[Array, Array]]
+
+
 def compare_quantizations(
     x: Array,
     fmt: ActivationFormat,
@@ -213,13 +227,30 @@ def compare_quantizations(
     actual: QuantizedActivations,
     input_scale: float | None = None,
 ) -> Comparison:
-    """Judge codes and scales against the legal ones of x (M, K) (C63).
+    """Judge codes and scales against the legal ones of x (M, K) (C63)."""
+    return compare_quantized(legal_of(x, fmt, convention, input_scale), actual)
 
-    One legal order of operations must give all codes and scales. Where none does, scales that are each legal
+
+def legal_of(
+    x: Array, fmt: ActivationFormat, convention: Convention, input_scale: float | None = None
+) -> LegalQuantizations:
+    """The legal quantizations of x (M, K) in a convention."""
+    legal = legal_quantizations(x, fmt, convention, input_scale)
+    plain = next(iter(legal.values()))
+
+    def ends(actual: QuantizedActivations) -> tuple[Array, Array]:
+        low, high = legal_codes(x, fmt, actual.scale, actual.zero_point)
+        free = open_tokens(x, fmt, convention, plain)[:, None]
+        return np.where(free, low, plain.codes), np.where(free, high, plain.codes)
+
+    return LegalQuantizations(legal, _zeros(x, fmt), ends)
+
+
+def compare_quantized(right: LegalQuantizations, actual: QuantizedActivations) -> Comparison:
+    """One legal order of operations must give all codes and scales. Where none does, scales that are each legal
     and codes that are each legal under their own scale pass with a note.
     """
-    legal = legal_quantizations(x, fmt, convention, input_scale)
-    zero = _zeros(x, fmt)
+    legal, zero = right.results, right.zero
     for name, candidate in legal.items():
         if (
             not _wrong_codes(candidate, actual, zero).any()
@@ -227,10 +258,8 @@ def compare_quantizations(
         ):
             return Comparison(True, 0.0, name)
     scales = _wrong_scales(list(legal.values()), actual, zero)
-    low, high = legal_codes(x, fmt, actual.scale, actual.zero_point)
+    low, high = right.ends(actual)
     plain = next(iter(legal.values()))
-    free = open_tokens(x, fmt, convention, plain)[:, None]
-    low, high = np.where(free, low, plain.codes), np.where(free, high, plain.codes)
     codes = ~((low <= actual.codes) & (actual.codes <= high))
     if zero.any():
         codes &= ~actual.spread(zero)
@@ -247,8 +276,8 @@ def compare_quantizations(
             False, np.inf, detail=found, wrong=_wrong_codes(plain, actual, zero), right=plain.codes
         )
     # Of what is allowed under the scales that were given, the nearest to what it would be under the right ones
-    right = np.clip(plain.codes, low, high)
-    return Comparison(False, np.inf, wrong=codes, right=right, allowed=(low, high))
+    nearest = np.clip(plain.codes, low, high)
+    return Comparison(False, np.inf, wrong=codes, right=nearest, allowed=(low, high))
 
 
 def _zeros(x: Array, fmt: ActivationFormat) -> Mask:

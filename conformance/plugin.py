@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +28,10 @@ from conformance.report.document import Report, environment
 from conformance.report.progress import Progress, compile_first
 from conformance.report.terminal import print_report
 from conformance.roster import Roster
+from conformance.sources import Computed, Source
 from conformance.subject import Subject
+from conformance.vectors.document import open_set
+from conformance.vectors.stored import Stored
 from conformance.verdict import Outcome, Verdict
 from conformance.waivers import read_waivers
 
@@ -69,6 +73,7 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="SECONDS",
         help="for one question to an isolated backend",
     )
+    size("--vectors", metavar="DIR", help="judge from the golden vectors in DIR instead of the oracle")
     size("--no-kernels", action="store_true", help="do not record which GPU kernels ran")
 
 
@@ -78,13 +83,18 @@ class Plugin:
     def __init__(self, config: pytest.Config) -> None:
         if config.option.quick and config.option.full:
             raise RunError("--quick and --full exclude each other")
-        cases = offered(all_cases(), config.option.quick, config.option.cases or [])
+        worker = getattr(config, "workerinput", None)
+        self.vectors = _vectors(config.option.vectors, worker)
+        self.source: Source = self.vectors or Computed()
+        if self.vectors:
+            cases = {i: c for i, c in self.vectors.cases.items() if c.quick or not config.option.quick}
+        else:
+            cases = offered(all_cases(), config.option.quick, config.option.cases or [])
         chosen = part(select(cases, config.option.cases or []), config.option.shard)
         self.cases: dict[str, list[Case]] = {}
         for case_id in chosen:
             self.cases.setdefault(cases[case_id].operation, []).append(cases[case_id])
         option = config.option
-        worker = getattr(config, "workerinput", None)
         if worker is not None:
             number = int(worker["workerid"].removeprefix("gw"))
             self.roster = Roster.in_worker(worker["quantcts"], number, option.limit)
@@ -93,6 +103,7 @@ class Plugin:
             self.roster = Roster.of(asked, option.isolate, option.limit, not option.no_kernels)
         self.backends = self.roster.backends
         self.keyword = bool(option.keyword)
+        self.unheld = self._without_expectation()
 
     @pytest.hookimpl
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -104,7 +115,19 @@ class Plugin:
 
     def _pairs(self, operation: str) -> list[tuple[Case, Backend]]:
         pairs = in_turns(self.cases.get(operation, []), list(self.backends.values()))
-        return [(c, b) for c, b in pairs if not self._answered(c, b)]
+        return [(c, b) for c, b in pairs if not self._answered(c, b) and (c.id, b.name) not in self.unheld]
+
+    def _without_expectation(self) -> set[tuple[str, str]]:
+        """Case and backend where the vector has no expectation under what the backend promises."""
+        if self.vectors is None:
+            return set()
+        return {
+            (case.id, backend.name)
+            for cases in self.cases.values()
+            for case in cases
+            for backend in self.backends.values()
+            if not self._answered(case, backend) and not self.vectors.holds(case, backend)
+        }
 
     def _answered(self, case: Case, backend: Backend) -> bool:
         """Whether an isolated backend has nothing that could be asked: with many backends that is most of the matrix,
@@ -136,6 +159,10 @@ class Plugin:
         ]
         chosen = set(slow)
         items[:] = spread(slow, [i for i in kept if i not in chosen])
+
+    @pytest.fixture(name="source")
+    def _source(self) -> Source:
+        return self.source
 
     @pytest.fixture
     def subject(self, case: Case, _backend: Backend) -> Subject:
@@ -176,7 +203,16 @@ class Keeper:
         path = config.option.waivers
         self.waivers = read_waivers(Path(path), all_cases()) if path else []
         found = environment(plugin.backends.values(), plugin.roster.absent)
-        self.report = Report(found, selection(config), sys.argv, plugin.roster.specs)
+        self.vectors, self.unheld = plugin.vectors, plugin.unheld
+        chosen = selection(config)
+        if self.vectors:
+            counts = Counter(name for _, name in self.unheld)
+            chosen["vectors"] = {
+                "version": self.vectors.set.version,
+                "sha256": self.vectors.set.digest,
+                "without_expectation": {name: counts[name] for name in self.backends if counts[name]},
+            }
+        self.report = Report(found, chosen, sys.argv, plugin.roster.specs)
         self.progress: Progress | None = None
         path = config.option.report
         self.journal = self.report.open(path) if path else None
@@ -188,6 +224,13 @@ class Keeper:
         write = reporter.write if reporter else lambda text: None
         for name, reason in self.roster.absent.items():
             write(f"absent: {name}: {reason}\n")
+        if self.vectors:
+            write(f"{self.vectors.summary(len(self.cases))}\n")
+            for name, count in Counter(name for _, name in self.unheld).items():
+                write(
+                    f"{count} of them hold no expectation under what {name} promises and are not judged: "
+                    "`quantcts run` without --vectors judges those cases\n"
+                )
         for verdict in self.declined:
             key = f"{verdict.case}@{verdict.backend}"
             self.ledger.plan([key])
@@ -209,6 +252,7 @@ class Keeper:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         node.workerinput["quantcts"] = self.roster.to_json()
+        node.workerinput["vectors"] = self.vectors.set.digest if self.vectors else ""
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         if not _distributes(self.config):
@@ -331,6 +375,17 @@ def selection(config: pytest.Config) -> dict[str, Any]:
         "queries": config.option.cases or [],
         "keyword": config.option.keyword,
     }
+
+
+def _vectors(folder: str | None, worker: Mapping[str, Any] | None) -> Stored | None:
+    """The vectors to judge from. A worker reads those that the run began with, or none."""
+    if folder is None:
+        return None
+    checked = str(worker["vectors"]) if worker is not None else ""
+    found = open_set(Path(folder), checked)
+    if checked and found.digest != checked:
+        raise RunError(f"{folder}: the manifest changed while the run went on; start again")
+    return Stored(found)
 
 
 def configure(config: pytest.Config) -> None:

@@ -15,6 +15,7 @@ A case is one fully determined test. Its id is stable, readable and greppable, a
     sharding/w4-g128-asym/tp2/e4-h256-i256/uniform-0
     moe_parallel/w4-g128-sym/a16/bf16/silu/tp2/t33-e8-k2-h256-i256/random-0
     conduct/w4-g128-sym/a16/bf16/linear/m33-n256-k512/strided-0
+    linear/w3-g32-asym/a-int8/bf16/m3-n10-k96-bias/golden-0
 
 The cell is the format part of the id. docs/specification.md holds the clauses that cases cite.
 """
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from conformance.cases.case import CONDUCT, DEFECTS, DTYPES, Case
+from conformance.cases.case import CONDUCT, DEFECTS, DTYPES, GOLDEN, Case
 from conformance.cases.conduct import conduct_cases
 from conformance.cases.dense import (
     BITS,
@@ -32,6 +33,7 @@ from conformance.cases.dense import (
     dense_cases,
     weight_formats,
 )
+from conformance.cases.golden import golden_cases
 from conformance.cases.moe import moe_cases
 from conformance.cases.routing import routing_cases
 from conformance.cases.sharding import sharding_cases
@@ -42,6 +44,7 @@ __all__ = [
     "DEFECTS",
     "DTYPES",
     "EXACT_RECIPES",
+    "GOLDEN",
     "GROUP_SIZES",
     "Case",
     "all_cases",
@@ -53,7 +56,14 @@ __all__ = [
 def all_cases() -> dict[str, Case]:
     """Every case by id, in a stable order. The quick ones judge every dense cell at least once, and of the
     mixtures of experts every pair of properties."""
-    cases = [*dense_cases(), *moe_cases(), *routing_cases(), *sharding_cases(), *conduct_cases()]
+    cases = [
+        *dense_cases(),
+        *moe_cases(),
+        *routing_cases(),
+        *sharding_cases(),
+        *conduct_cases(),
+        *golden_cases(),
+    ]
     by_id = {case.id: case for case in cases}
     if len(by_id) != len(cases):
         raise AssertionError("two cases share an id")

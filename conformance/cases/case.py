@@ -38,8 +38,10 @@ CONDUCT = {
     "canary": ("C120",),
     "overflow": ("C121",),
 }
-# What takes a whole GPU is judged only where a query names it.
-ON_REQUEST = ("overflow",)
+# Of small cases of every cell, for golden vectors: they share layers and inputs (see data/seeds.py).
+GOLDEN = "golden"
+# What takes a whole GPU, and what vectors alone are made of, is judged only where a query names it.
+ON_REQUEST = ("overflow", GOLDEN)
 
 _LAYER = ("C1", "C2", "C3", "C4", "C5", "C10", "C20", "C21", "C27")
 _CLAUSES = {
@@ -60,6 +62,7 @@ _RECIPE_CLAUSES = {
     "integers": ("C42",),
     "magnitudes": ("C42", "C5"),
     "random": ("C44", "C45", "C46", "C54"),
+    GOLDEN: ("C44", "C45", "C46", "C54"),
     "trained": ("C44", "C45", "C46", "C54"),
     "zero-scale": ("C28", "C44", "C45", "C46"),
     "empty": ("C47",),
@@ -68,6 +71,7 @@ _MOE_RECIPE_CLAUSES = {
     "readout": ("C98",),
     "integers": ("C98",),
     "random": ("C44", "C45", "C46", "C54"),
+    GOLDEN: ("C44", "C45", "C46", "C54"),
     "one-expert": ("C99",),
     "absent": ("C92", "C104"),
     "unrouted": ("C92",),
@@ -125,7 +129,7 @@ class Case:
     @property
     def on_request(self) -> bool:
         """Whether the case is judged only where a query names it."""
-        return self.operation == "conduct" and self.recipe in ON_REQUEST
+        return self.recipe in ON_REQUEST
 
     @property
     def cell(self) -> str:
@@ -183,7 +187,8 @@ class Case:
         if self.operation == "routing" and self.routing:
             return tuple(found + _routing_clauses(self.routing, self.recipe))
         layer = self.operation in ("moe", "moe_parallel")
-        found += (_MOE_RECIPE_CLAUSES if layer else _RECIPE_CLAUSES).get(self.recipe, ())
+        if self.operation != "dequantize":
+            found += (_MOE_RECIPE_CLAUSES if layer else _RECIPE_CLAUSES).get(self.recipe, ())
         if layer or self.operation == "swiglu":
             found += ["C83"] if self.gated.limit is not None else []
         if self.operation == "moe_parallel" or self.operation == "sharding":

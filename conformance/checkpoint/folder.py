@@ -7,7 +7,6 @@ a folder with ten faults reports ten.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from conformance.errors import RunError
+from conformance.strictjson import strict_json
 
 Array = npt.NDArray[Any]
 
@@ -156,7 +156,7 @@ def _read_config(folder: Folder) -> None:
 
 def _json_object(folder: Folder, name: str) -> dict[str, Any] | None:
     try:
-        document = json.loads((folder.path / name).read_text("utf-8"))
+        document = strict_json((folder.path / name).read_bytes())
     except OSError as error:
         folder.fault(name, "", "a file", error.strerror or "an unreadable one")
         return None

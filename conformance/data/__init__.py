@@ -9,6 +9,7 @@
 | random     | normal                         | log-normal             | within the bound                         |
 | trained    | some channels 30 times         | log-normal, wide       | within the bound                         |
 | zero-scale | normal                         | log-normal, some are 0 | within the bound                         |
+| golden     | normal, no code open           | log-normal             | within the bound                         |
 
 Codes are uniform over the whole width and hold both extremes; zero points are uniform; neighbouring groups
 and rows never share a zero point or a power-of-two scale. `trained` is what a trained model showed when it
@@ -27,7 +28,7 @@ from conformance.data.activations import QuantizationProblem, quantization_probl
 from conformance.data.defects import codes_in_range, codes_out_of_range, defective_layer
 from conformance.data.linear import LinearProblem, checkpoint_of, linear_problem
 from conformance.data.moe import MoeProblem, moe_checkpoint_of, moe_problem
-from conformance.data.seeds import generator
+from conformance.data.seeds import generator, generators
 from conformance.data.swiglu import SwigluProblem, swiglu_problem
 from conformance.data.weights import packing_axis, packing_codes, quantized_weight
 
@@ -41,6 +42,7 @@ __all__ = [
     "codes_out_of_range",
     "defective_layer",
     "generator",
+    "generators",
     "linear_problem",
     "moe_checkpoint_of",
     "moe_problem",

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from conformance.cases import Case
+from conformance.cases import GOLDEN, Case
 from conformance.data.seeds import generator
-from reference.activations import code_range
+from reference.activations import code_range, legal_codes, open_tokens, quantize, quantizers
 from reference.formats import ActivationFormat
 from reference.rounding import E4M3, float_format, half_ulps, round_to
 from reference.weights import QuantizedWeight
@@ -30,6 +30,8 @@ def linear_activations(
     target = float_format(case.dtype)
     if case.recipe == "empty":
         return [np.zeros((case.m, case.k))] * 2
+    if case.recipe == GOLDEN:
+        return [_settled(case, rng, number) for number in (0, 1)]
     if case.recipe in ("random", "trained", "zero-scale"):
         return [round_to(x, target) for x in _drawn(case, rng)]
     codes = _exact_values(case, weight, rng, anchor)
@@ -57,6 +59,28 @@ def _drawn(case: Case, rng: np.random.Generator) -> Float64Array:
         token, batch = np.arange(case.m)[:, None], np.arange(2)[:, None, None]
         drawn *= np.exp2((token + 3 * batch) % 4 - 1.0)
     return drawn
+
+
+def _settled(case: Case, rng: np.random.Generator, number: int) -> Float64Array:
+    """Tokens of different sizes, drawn until no code of theirs is within reach of a boundary, in either convention:
+    what is right is then a few whole outputs, which vectors can list."""
+    target, fmt = float_format(case.dtype), case.activation
+    x = np.zeros((case.m, case.k))
+    left = np.arange(case.m)
+    for _ in range(200):
+        size = np.exp2((left[:, None] + 3 * number) % 4 - 1.0)
+        x[left] = round_to(rng.normal(0, 1, (len(left), case.k)) * size, target)
+        if fmt.kind == "a16":
+            return x
+        drawn = x[left].astype(target.dtype)
+        plain = quantize(drawn, fmt, next(quantizers(fmt, "kernel", target)))
+        near = open_tokens(drawn, fmt, "kernel", plain)
+        stepped = quantize(drawn, fmt, next(quantizers(fmt, "compressed-tensors", target)))
+        low, high = legal_codes(drawn, fmt, stepped.scale)
+        left = left[near | (low != high).any(axis=1)]
+        if len(left) == 0:
+            return x
+    raise AssertionError(f"{case.id}: tokens with open codes after 200 draws")
 
 
 def _exact_values(

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from conformance.backend import Checkpoint
 from conformance.cases import EXACT_RECIPES, Case
 from conformance.data.activations import linear_activations
-from conformance.data.seeds import generator
+from conformance.data.seeds import generators
 from conformance.data.weights import quantized_weight, without_column
 from reference.activations import open_tokens, quantize, quantizers
 from reference.bounds import Contract, Expected
@@ -90,7 +90,7 @@ class LinearProblem:
 
 @lru_cache(maxsize=4)
 def linear_problem(case: Case) -> LinearProblem:
-    rng = generator(case.id)
+    rng, asked = generators(case)
     weight = quantized_weight(case, rng)
     anchor = None
     if case.activation.kind != "a16" and case.recipe in (*EXACT_RECIPES, "scales") and case.k > 1:
@@ -105,7 +105,7 @@ def linear_problem(case: Case) -> LinearProblem:
             else round_to(rng.normal(0, 1, case.n), float_format(case.dtype))
         )
         bias = drawn.astype(dtype)
-    batches = [x.astype(dtype) for x in linear_activations(case, weight, rng, anchor)]
+    batches = [x.astype(dtype) for x in linear_activations(case, weight, asked, anchor)]
     checkpoint = checkpoint_of(weight, bias, case.dtype, case.activation)
     return LinearProblem(case, weight, bias, batches, checkpoint)
 

@@ -11,6 +11,7 @@
 | shared     | as random                   | a shared expert, a routed scaling factor  | within the bound         |
 | on-input   | as random                   | router weights multiply the input         | within the bound         |
 | empty      | none                        | as random                                 | shape and dtype          |
+| golden     | as random, shared by cases  | as random, shared by cases                | within the bound         |
 
 In exact recipes gates are 0 or multiples of 32 or more, where phi is the gate itself or 0 in every float32 form,
 and scales are powers of two. A limit is replaced by 512, beyond what phi rounds. Where activations are
@@ -34,10 +35,10 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.backend import MoeCheckpoint
-from conformance.cases import Case
+from conformance.cases import GOLDEN, Case
 from conformance.cases.moe import MOE_EXACT_RECIPES
 from conformance.data.activations import DIVISORS, beside_codes
-from conformance.data.seeds import generator
+from conformance.data.seeds import generators, of_layer
 from conformance.data.weights import quantized_weight, zero_points
 from reference.activations import open_tokens, quantize, quantizers
 from reference.bounds import Contract, Expected
@@ -81,12 +82,12 @@ class MoeProblem:
 
 @lru_cache(maxsize=4)
 def moe_problem(case: Case) -> MoeProblem:
-    rng = generator(case.id)
+    rng, asked = generators(case)
     if case.recipe in MOE_EXACT_RECIPES:
         layer, calls = _exact_problem(case, rng)
     else:
         layer = _drawn_layer(case, rng)
-        calls = [_drawn_call(case, layer, rng, number) for number in (0, 1)]
+        calls = [_drawn_call(case, layer, asked, number) for number in (0, 1)]
     return MoeProblem(case, layer, calls, moe_checkpoint_of(layer, case.dtype, case.k, case.n))
 
 
@@ -146,7 +147,10 @@ def _drawn_layer(case: Case, rng: np.random.Generator) -> MoeLayer:
 def _drawn_experts(case: Case, rng: np.random.Generator, count: int) -> tuple[Expert, ...]:
     """Gates and ups of some units, so that a limit of 7 is passed by some."""
     sides = ((2 * case.n, case.k, 1.0), (case.k, case.n, -1.0))
-    stacks = [_drawn_weights(case, rng, count, n, k, power) for n, k, power in sides]
+    own = [of_layer(case, which) if case.recipe == GOLDEN else rng for which in ("/w13", "/w2")]
+    stacks = [
+        _drawn_weights(case, r, count, n, k, power) for r, (n, k, power) in zip(own, sides, strict=True)
+    ]
     biases = [_biases(case, rng, (count, n)) for n, _, _ in sides]
     return tuple(Expert(w13, w2, b13, b2) for w13, w2, b13, b2 in zip(*stacks, *biases, strict=True))
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from conformance.cases import Case
 from conformance.compare import compare_to_expected
 from conformance.data import (
-    generator,
+    generators,
     linear_problem,
     packing_axis,
     packing_codes,
@@ -71,7 +71,7 @@ class PackingBench:
 
 class DequantizeBench:
     def __init__(self, case: Case) -> None:
-        self.weight = quantized_weight(case, generator(case.id))
+        self.weight = quantized_weight(case, generators(case)[0])
         self.output = float_format(case.dtype)
         self.right = self.answer(RIGHT)
 

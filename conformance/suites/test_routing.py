@@ -1,19 +1,15 @@
 """Logits to experts and weights, and ids to blocks of one expert each (C70-C77)."""
 
-from conformance.data.routing import align_problem, routing_problem
-from conformance.goals.routing import AlignGoal, RoutingGoal
 from conformance.plugin import judges
 
 
 @judges("routing")
-def test_routing(case, subject, judge):
-    problem = routing_problem(case)
-    answer = subject.route(problem.logits, problem.bias)
-    judge(answer, lambda: RoutingGoal(problem, subject.contract))
+def test_routing(case, source, subject, judge):
+    asked = source.routing(case)
+    judge(subject.route(asked.logits, asked.bias), lambda: asked.goal(subject.contract))
 
 
 @judges("moe_align")
-def test_moe_align(case, subject, judge):
-    problem = align_problem(case)
-    answer = subject.align(problem.ids, problem.expert_map)
-    judge(answer, lambda: AlignGoal(problem))
+def test_moe_align(case, source, subject, judge):
+    asked = source.moe_align(case)
+    judge(subject.align(asked.ids, asked.expert_map), lambda: asked.goal(subject.contract))

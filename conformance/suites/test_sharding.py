@@ -1,26 +1,23 @@
 """What each rank of a divided layer holds, which cuts are refused, what the ranks add up to (C100-C105)."""
 
-from conformance.data.sharding import legal_layer, parallel_problem, shard, whole_layer
-from conformance.goals.sharding import ParallelGoal, ShardGoal
+from conformance.data.sharding import parallel_problem
+from conformance.goals.sharding import ParallelGoal
 from conformance.plugin import judges
 from reference.sharding import Ranks
 
 
 @judges("sharding")
-def test_sharding(case, subject, judge):
-    layer = whole_layer(case)
-    control = legal_layer(case) if case.recipe == "illegal" else None
-    for rank in range(Ranks.parse(case.ranks).count):
-        if control is not None:
+def test_sharding(case, source, subject, judge):
+    asked = source.sharding(case)
+    if asked.control is not None:
+        for rank in range(Ranks.parse(case.ranks).count):
             judge.refusal(
-                lambda rank=rank: subject.shard_moe(layer, rank, None),
-                control=lambda rank=rank: subject.shard_moe(control, rank, None),
+                lambda rank=rank: subject.shard_moe(asked.layer, rank, None),
+                control=lambda rank=rank: subject.shard_moe(asked.control, rank, None),
             )
-        else:
-            right = shard(layer, case.ranks, rank)
-            answer = subject.shard_moe(layer, rank, right)
-            goal = ShardGoal(case, layer, rank, right.arrays())
-            judge(answer, lambda goal=goal: goal, f"rank {rank}")
+    for shard in asked.shards:
+        answer = subject.shard_moe(asked.layer, shard.rank, shard.right)
+        judge(answer, lambda shard=shard: shard.goal(subject.contract), f"rank {shard.rank}")
 
 
 @judges("moe_parallel")
