@@ -19,7 +19,9 @@ from conformance.backend import Backend
 from conformance.cases import Case, all_cases
 from conformance.cases.conduct import SLOW
 from conformance.errors import RunError
-from conformance.exitcodes import ExitCode
+from conformance.exitcodes import ExitCode, worst
+from conformance.gate.decision import decide, read_baseline
+from conformance.gate.shown import text_of
 from conformance.isolation.remote import RemoteBackend, RemoteSubject
 from conformance.judge import Judge
 from conformance.ledger import Ledger
@@ -74,6 +76,14 @@ def add_options(parser: pytest.Parser) -> None:
         help="for one question to an isolated backend",
     )
     size("--vectors", metavar="DIR", help="judge from the golden vectors in DIR instead of the oracle")
+    size(
+        "--gate", metavar="FILE", help="compare with this report.json when all is judged: see `quantcts gate`"
+    )
+    size(
+        "--subset",
+        action="store_true",
+        help="with --gate: what is judged is a part of the baseline, on purpose",
+    )
     size("--no-kernels", action="store_true", help="do not record which GPU kernels ran")
 
 
@@ -83,6 +93,8 @@ class Plugin:
     def __init__(self, config: pytest.Config) -> None:
         if config.option.quick and config.option.full:
             raise RunError("--quick and --full exclude each other")
+        if config.option.subset and not config.option.gate:
+            raise RunError("--subset says how to compare with a baseline; give --gate as well")
         worker = getattr(config, "workerinput", None)
         self.vectors = _vectors(config.option.vectors, worker)
         self.source: Source = self.vectors or Computed()
@@ -214,6 +226,10 @@ class Keeper:
             }
         self.report = Report(found, chosen, sys.argv, plugin.roster.specs)
         self.progress: Progress | None = None
+        # Read before the report takes its place: both may be one file.
+        path = config.option.gate
+        self.baseline = read_baseline(Path(path)) if path else None
+        self.gate = ""
         path = config.option.report
         self.journal = self.report.open(path) if path else None
 
@@ -316,12 +332,25 @@ class Keeper:
             code = ExitCode.ENVIRONMENT
         else:
             code = self.ledger.exit_code
+        self.report.finish(self.ledger, code)
+        code = worst(code, self._gated())
         session.exitstatus = code
         session.config.stash[EXIT_CODE] = code
-        self.report.finish(self.ledger, code)
         if self.journal:
             self.journal.close()
         self.roster.close()
+
+    def _gated(self) -> ExitCode:
+        """The gate's exit code, and in self.gate what it says."""
+        if self.baseline is None or not self.ledger.judged:
+            return ExitCode.AS_EXPECTED
+        try:
+            decision = decide(self.baseline, self.report.document(), subset=self.config.option.subset)
+        except RunError as error:
+            self.gate = f"gate: {error}  exit code {int(error.exit_code)}"
+            return error.exit_code
+        self.gate = text_of(decision)
+        return decision.exit_code
 
     def _compare_with_selection(self) -> None:
         """What pytest collected must be what was selected, or an option took cases away in silence."""
@@ -340,6 +369,8 @@ class Keeper:
         if self.progress:
             self.progress.close()
         print_report(self.report, terminalreporter._tw._file)
+        if self.gate:
+            terminalreporter.write_line(self.gate)
 
 
 def in_turns(cases: Sequence[T], backends: Sequence[U]) -> list[tuple[T, U]]:
