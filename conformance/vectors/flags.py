@@ -1,4 +1,4 @@
-"""What a vector is there for: flags, each with the class of fault that it catches and what such a fault does to a model.
+"""What a vector is there for: flags, each with the class of fault that it catches and its effect on a model.
 
 Faults are mutants, by the names that docs/faults.md and the diagnosis give them.
 """
@@ -19,8 +19,8 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Flag:
-    """explanation: one sentence. fault_class: a kind of mutants. faults: those that vectors of this flag refuse. effect:
-    on a model. holds: whether a vector has it, from its case, inputs and expected tensors."""
+    """explanation: one sentence. fault_class: a kind of mutants. faults: those that vectors of this flag refuse.
+    effect: on a model. holds: whether a vector has it, from its case, inputs and expected tensors."""
 
     explanation: str
     fault_class: str
@@ -322,6 +322,6 @@ FLAGS: dict[str, Flag] = {
         "A call without rows.",
         "tails", (),
         "An empty batch of an expert-parallel rank raises or hangs.",
-        lambda c, i, e: c.operation in ("linear", "moe", "routing", "moe_align", "swiglu", "activation_quantization") and c.m == 0,
+        lambda c, i, e: c.m == 0 and c.operation not in ("packing", "dequantize", "validation", "sharding"),
     ),
 }  # fmt: skip
