@@ -1,4 +1,4 @@
-"""The command `quantcts`: run, list, checkpoint, gate, doctor. Exit codes: see exitcodes."""
+"""The command `quantcts`: run, list, checkpoint, gate, replay, doctor. Exit codes: see exitcodes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ app = typer.Typer(
 )
 def run(context: typer.Context) -> None:
     """Judge backends: [--backend NAME]... [--quick | --full] [--cases QUERY]... [--shard I/N] [--waivers FILE]
-    [--report FILE] [--vectors DIR] [--isolate] [--limit SECONDS] [--no-kernels] [--gate FILE [--subset]].
-    The backend `cuda` stands for all on a GPU.
+    [--report FILE] [--vectors DIR] [--isolate] [--limit SECONDS] [--no-kernels] [--gate FILE [--subset]]
+    [--bundles DIR] [--bundle-limit N] [--shrink SECONDS]. The backend `cuda` stands for all on a GPU.
 
     What else is given goes to pytest (-k, -n 2, -x, --junitxml FILE, ...).
     """
@@ -129,6 +129,23 @@ def gate(
         _write(markdown, markdown_of(decision))
     print(text_of(decision))
     raise SystemExit(decision.exit_code)
+
+
+@app.command()
+def replay(
+    bundles: Annotated[
+        list[Path], typer.Argument(metavar="BUNDLE...", help="folders that failures left behind")
+    ],
+    backend: Annotated[
+        str | None, typer.Option(metavar="NAME", help="another backend than the one that failed")
+    ] = None,
+) -> None:
+    """Judge what failing cases left behind, from its own tensors; the shrunken cases as well."""
+    from conformance.replay.again import replay as again
+
+    code, lines = again(bundles, backend)
+    print("\n".join(lines))
+    raise SystemExit(code)
 
 
 def _write(path: Path, text: str) -> None:

@@ -26,6 +26,8 @@ from conformance.isolation.remote import RemoteBackend, RemoteSubject
 from conformance.judge import Judge
 from conformance.ledger import Ledger
 from conformance.query import offered, part, select
+from conformance.replay.kept import DEFAULT_LIMIT as DEFAULT_BUNDLES
+from conformance.replay.kept import DEFAULT_SECONDS, Keeping, clear, default_folder
 from conformance.report.document import Report, environment
 from conformance.report.progress import Progress, compile_first
 from conformance.report.terminal import print_report
@@ -84,6 +86,21 @@ def add_options(parser: pytest.Parser) -> None:
         action="store_true",
         help="with --gate: what is judged is a part of the baseline, on purpose",
     )
+    size("--bundles", metavar="DIR", help="leave a bundle of failing cases there (default: beside --report)")
+    size(
+        "--bundle-limit",
+        type=int,
+        default=DEFAULT_BUNDLES,
+        metavar="N",
+        help="bundles of one finding; 0 for none",
+    )
+    size(
+        "--shrink",
+        type=float,
+        default=DEFAULT_SECONDS,
+        metavar="SECONDS",
+        help="to look for smaller cases that fail alike, when all is judged; 0 to look for none",
+    )
     size("--no-kernels", action="store_true", help="do not record which GPU kernels ran")
 
 
@@ -114,6 +131,7 @@ class Plugin:
             asked = option.backend or [DEFAULT_BACKEND]
             self.roster = Roster.of(asked, option.isolate, option.limit, not option.no_kernels)
         self.backends = self.roster.backends
+        self.keeping = _keeping(option, self.roster.specs)
         self.keyword = bool(option.keyword)
         self.unheld = self._without_expectation()
 
@@ -198,6 +216,8 @@ class Plugin:
         # A case that broke off after a good first step has no verdict: it is accounted for as a failure.
         if report.when == "call" and verdict is not None and (report.passed or verdict.fails):
             report.quantcts = verdict.to_json()
+            if judge is not None and verdict.fails and self.keeping:
+                report.unkept = self.keeping.keep(judge)
         return report
 
 
@@ -230,6 +250,10 @@ class Keeper:
         path = config.option.gate
         self.baseline = read_baseline(Path(path)) if path else None
         self.gate = ""
+        self.keeping = plugin.keeping
+        self.kept: list[str] = []  # of bundles, for a person
+        if self.keeping:
+            clear(self.keeping.folder)
         path = config.option.report
         self.journal = self.report.open(path) if path else None
 
@@ -290,6 +314,7 @@ class Keeper:
         record = getattr(report, "quantcts", None)
         if record is not None:
             self._enter(report.nodeid, Verdict.from_json(record))
+            self.kept += [report.unkept] if getattr(report, "unkept", "") else []
         elif report.skipped:
             self.ledger.faults.append(f"{report.nodeid}: skipped, and no verdict says why")
         elif report.failed and report.nodeid in self.ledger.planned:
@@ -334,6 +359,9 @@ class Keeper:
             code = self.ledger.exit_code
         self.report.finish(self.ledger, code)
         code = worst(code, self._gated())
+        if self.keeping and exitstatus not in _BROKEN_DOWN:
+            verdicts = list(self.ledger.verdicts.values())
+            self.kept += self.keeping.finish(verdicts, self.roster.places, self.config.option.shrink)
         session.exitstatus = code
         session.config.stash[EXIT_CODE] = code
         if self.journal:
@@ -369,6 +397,8 @@ class Keeper:
         if self.progress:
             self.progress.close()
         print_report(self.report, terminalreporter._tw._file)
+        for line in self.kept:
+            terminalreporter.write_line(line)
         if self.gate:
             terminalreporter.write_line(self.gate)
 
@@ -396,6 +426,16 @@ def spread(some: Sequence[T], among: Sequence[T]) -> list[T]:
 def _case_of(item: pytest.Item) -> Case | None:
     case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
     return case if isinstance(case, Case) else None
+
+
+def _keeping(option: Any, specs: Mapping[str, str]) -> Keeping | None:
+    """What keeps bundles of failing cases, None where there is no place for them or none are wanted."""
+    if option.bundle_limit < 0 or not 0 <= option.shrink < float("inf"):
+        raise RunError("--bundle-limit and --shrink take numbers from 0")
+    if option.bundle_limit == 0 or not (option.bundles or option.report):
+        return None
+    folder = Path(option.bundles) if option.bundles else default_folder(option.report)
+    return Keeping(folder, option.bundle_limit, specs)
 
 
 def selection(config: pytest.Config) -> dict[str, Any]:

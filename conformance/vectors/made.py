@@ -168,7 +168,8 @@ Contracts = Mapping[str, Contract]
 def parts(case: Case, contracts: Contracts) -> Parts:
     """Inputs, what the format has beside what the case says, the entries of what is expected, the control.
 
-    contracts: under which something is expected, by name. Raises NotStorable for what tensors cannot say.
+    contracts: under which something is expected, by name; without any, the entries of bounded answers are left out.
+    Raises NotStorable for what tensors cannot say.
     """
     exact = {
         "packing": _packing,
@@ -186,6 +187,7 @@ def parts(case: Case, contracts: Contracts) -> Parts:
         "routing": _routing,
         "swiglu": _swiglu,
         "moe": _moe,
+        "moe_parallel": _moe,  # of the whole layer
     }[case.operation](case, own)
 
 
@@ -206,6 +208,8 @@ def _dequantize(case: Case) -> Parts:
 
 
 def _bounded(contracts: Contracts, expected: Callable[[Contract], Expected]) -> list[Entry]:
+    if not contracts:
+        return []
     alternatives, tensors = stored({name: expected(contract) for name, contract in contracts.items()})
     return [(alternatives, tensors, {})]
 
@@ -304,7 +308,7 @@ def _routing(case: Case, contracts: Contracts) -> Parts:
             continue
         key = tuple(array.tobytes() for array in tensors.values())
         found.setdefault(key, ([], tensors))[0].append(label)
-    if not found:
+    if contracts and not found:
         raise NotStorable("a token has too many selections")
     inputs = {"logits": problem.logits} | ({} if problem.bias is None else {"bias": problem.bias})
     entries: list[Entry] = [
