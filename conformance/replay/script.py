@@ -21,11 +21,10 @@ _CALLS = {
         "    print(layer(hand(x)))",
     ),
     "routing": (
-        "bias = None if asked.bias is None else hand(asked.bias)",
-        "print(*backend.route(hand(asked.logits), case.routing, bias), sep='\\n')",
+        "print(*backend.route(hand(asked.logits), case.routing, hand(asked.bias)), sep='\\n')",
     ),
     "moe_align": (
-        "places = None if asked.expert_map is None else hand(asked.expert_map)",
+        "places = hand(asked.expert_map)",
         "print(*backend.align_block_size(hand(asked.ids), case.experts, case.block, places), sep='\\n')",
     ),
     "swiglu": ("print(backend.swiglu(hand(asked.x), case.gated))",),
@@ -75,7 +74,7 @@ def script_of(case: Case, spec: str) -> str:
         "",
         "",
         "def hand(array):",
-        "    return to_backend(array, backend)",
+        "    return None if array is None else to_backend(array, backend)",
         "",
         "",
         *calls,
