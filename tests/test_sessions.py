@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from conformance.cases import all_cases
+from conformance.cases import GOLDEN, all_cases
 
 README = (ROOT / "README.md").read_text()
 
@@ -62,7 +62,9 @@ def test_the_example_of_the_readme_is_a_whole_backend(quantcts, tmp_path):
 
 
 def test_the_readme_counts_the_cases():
-    assert f"in {len(all_cases())}\ncases" in README
+    golden = [case for case in all_cases().values() if case.recipe == GOLDEN]
+    assert f"in {len(all_cases()) - len(golden)}\ncases" in README
+    assert f"{len(golden)} small ones that golden\nvectors are made of" in README
 
 
 def test_a_tensor_on_another_device_is_told(quantcts, tmp_path):

@@ -288,12 +288,12 @@ def promising(contract):
 
 @pytest.mark.parametrize("turn", range(len(list(backends_alike()))))
 def test_verdicts_are_those_of_the_ordinary_run(turn, stored):
-    """Outcome, note and what an answer is explained by; of a third of the vectors each, every one for two backends."""
+    """Outcome, note and what an answer is explained by; a third of the vectors for two backends, a seventh for others."""
     make = list(backends_alike())[turn]
     judged = 0
     for place, case in enumerate(stored.cases.values()):
         backend = make()
-        if (turn > 1 and (place + turn) % 7) or not stored.holds(case, backend):
+        if (place + turn) % (7 if turn > 1 else 3) or not stored.holds(case, backend):
             continue
         ours, theirs = verdict_of(backend, case, stored), verdict_of(make(), case, COMPUTED)
         assert (ours.outcome, ours.note) == (theirs.outcome, theirs.note), (
@@ -408,7 +408,7 @@ SMALL = (
     "dequantize/w4-g32-asym/fp16/n10-k96/golden-0",
     "dequantize/w4-g32-sym/bf16/n10-k96/golden-0",
     "sharding/w2-channel-sym/ep2/e5-h50-i34-bias/uniform-0",
-    "moe/w3-channel-sym/a16/bf16/silu/t2-e3-k2-h33-i17-bias/golden-0",
+    "moe/w3-channel-sym/a16/bf16/silu-limit/t2-e3-k2-h33-i17/golden-0",
     "activation_quantization/a-int8/bf16/m5-k33/zero-tokens-0",
 )
 

@@ -62,7 +62,7 @@ def strata(part: str) -> list[list[Case]]:
     """Cases that differ in operation, recipe, activations, dtype, grouping or variant are apart."""
     found = defaultdict(list)
     for case in all_cases().values():
-        if case.operation in OPERATIONS[part]:
+        if case.operation in OPERATIONS[part] and not case.on_request:
             grouping = (case.weight.group_size, case.weight.symmetric, case.act_order)
             own = case.variant if part == "experts" else grouping
             found[case.operation, case.recipe, case.activation.name, case.dtype, own].append(case)

@@ -68,7 +68,7 @@ def asked(which: str) -> list[str]:
     found = []
     layers = 0
     for name, case in all_cases().items():
-        if case.operation not in OPERATIONS or (which == "quick" and not case.quick):
+        if case.on_request or case.operation not in OPERATIONS or (which == "quick" and not case.quick):
             continue
         if case.operation == "moe" and not case.quick:
             layers += 1

@@ -67,6 +67,7 @@ def _of_every_contract() -> frozenset[str]:
     return frozenset(found)
 
 
+_EXACT = ("identity", "scales", "integers")  # of the linear
 # Recipes whose near ties among many experts are too many to list
 _TIED = ("close", "ties", "poisoned", "wide")
 _FEW = 8
@@ -134,9 +135,6 @@ _RULES: dict[str, Callable[[Case], bool]] = {
 
 def _weights(case: Case) -> int:
     return 3 * case.n * case.k * case.experts
-
-
-_EXACT = ("identity", "scales", "integers")
 
 
 def _plain(case: Case) -> bool:
