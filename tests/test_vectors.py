@@ -288,7 +288,7 @@ def promising(contract):
 
 @pytest.mark.parametrize("turn", range(len(list(backends_alike()))))
 def test_verdicts_are_those_of_the_ordinary_run(turn, stored):
-    """Outcome, note and what an answer is explained by; a third of the vectors for two backends, a seventh for others."""
+    """Outcome, note and explanation; a third of the vectors for two backends, a seventh for others."""
     make = list(backends_alike())[turn]
     judged = 0
     for place, case in enumerate(stored.cases.values()):

@@ -20,9 +20,7 @@ _CALLS = {
         "for x in asked.batches:",
         "    print(layer(hand(x)))",
     ),
-    "routing": (
-        "print(*backend.route(hand(asked.logits), case.routing, hand(asked.bias)), sep='\\n')",
-    ),
+    "routing": ("print(*backend.route(hand(asked.logits), case.routing, hand(asked.bias)), sep='\\n')",),
     "moe_align": (
         "places = hand(asked.expert_map)",
         "print(*backend.align_block_size(hand(asked.ids), case.experts, case.block, places), sep='\\n')",
