@@ -335,6 +335,8 @@ class Keeper:
             self.ledger.faults.append(f"{report.nodeid}: {_last_line(report)}")
             return
         verdict = Verdict(case_id, name, Outcome.CRASHES, _last_line(report))
+        if self.keeping:
+            self.kept += filter(None, [self.keeping.keep_lost(verdict, self.backends[name])])
         self._enter(report.nodeid, verdict)
 
     def _enter(self, key: str, verdict: Verdict) -> None:
@@ -359,13 +361,16 @@ class Keeper:
             code = self.ledger.exit_code
         self.report.finish(self.ledger, code)
         code = worst(code, self._gated())
-        if self.keeping and exitstatus not in _BROKEN_DOWN:
-            verdicts = list(self.ledger.verdicts.values())
-            self.kept += self.keeping.finish(verdicts, self.roster.places, self.config.option.shrink)
         session.exitstatus = code
         session.config.stash[EXIT_CODE] = code
         if self.journal:
             self.journal.close()
+        if self.keeping and exitstatus not in _BROKEN_DOWN:
+            verdicts = list(self.ledger.verdicts.values())
+            try:
+                self.kept += self.keeping.finish(verdicts, self.roster.places, self.config.option.shrink)
+            except Exception as error:  # the verdicts stand
+                self.kept.append(f"bundles: {type(error).__name__}: {error}")
         self.roster.close()
 
     def _gated(self) -> ExitCode:
@@ -432,7 +437,9 @@ def _keeping(option: Any, specs: Mapping[str, str]) -> Keeping | None:
     """What keeps bundles of failing cases, None where there is no place for them or none are wanted."""
     if option.bundle_limit < 0 or not 0 <= option.shrink < float("inf"):
         raise RunError("--bundle-limit and --shrink take numbers from 0")
-    if option.bundle_limit == 0 or not (option.bundles or option.report):
+    if option.vectors and option.bundles:
+        raise RunError("--bundles: a vector can be asked again by itself, with --vectors and --cases")
+    if option.bundle_limit == 0 or option.vectors or not (option.bundles or option.report):
         return None
     folder = Path(option.bundles) if option.bundles else default_folder(option.report)
     return Keeping(folder, option.bundle_limit, specs)

@@ -28,7 +28,7 @@ from conformance.replay.taken import taken
 from conformance.sources import Computed
 from conformance.subject import Subject
 from conformance.vectors.tensors import decode, encode
-from conformance.verdict import Outcome
+from conformance.verdict import Outcome, Verdict
 from reference.bounds import Contract
 
 CASES = all_cases()
@@ -473,6 +473,60 @@ def test_the_script_of_each_operation_runs(tmp_path, query):
         exec(compile(text, "repeat.py", "exec"), scope)
     finally:
         sys.argv = arguments
+
+
+class Raising(NumpyBackend):
+    name = "raising"
+
+    def dequantize(self, checkpoint):
+        raise ZeroDivisionError("no group size")
+
+
+def test_a_crash_has_a_bundle_without_an_answer(tmp_path):
+    bundle = bundled(tmp_path, first("dequantize/w3-g32-asym/bf16/n72-k544/uniform-0"), Raising())
+    assert (bundle.outcome, bundle.actual) == ("crashes", {})
+    assert again(bundle, Raising()).outcome is Outcome.CRASHES
+    assert again(bundle, NumpyBackend()).outcome is Outcome.CONFORMS
+
+
+def test_a_case_that_ends_its_process_leaves_a_bundle(quantcts, tmp_path, capsys):
+    path = tmp_path / "ending.py"
+    path.write_text(
+        "import os\nfrom conformance.backends.numpy import NumpyBackend\n"
+        "class backend(NumpyBackend):\n    name = 'ending'\n"
+        "    def pack(self, codes, bits, axis):\n        os._exit(7)\n"
+    )
+    folder = tmp_path / "bundles"
+    run = quantcts(
+        "run", "--backend", f"{path}:backend", "--cases", "packing/w3/dim1/n10-k33/uniform-0", "-n", "1",
+        "--bundles", folder, "--shrink", "0",
+    )  # fmt: skip
+    assert run.code == 1, run.output
+    (bundle,) = folder.glob("ending/*")
+    assert open_bundle(bundle).outcome == "crashes"
+    code, said = replayed(capsys, bundle)
+    assert code == 1
+    assert "exit code 7" in said or "crashes" in said
+
+
+def test_ranks_leave_their_layer_and_the_sum(tmp_path):
+    """Of a divided layer the bundle holds the whole one, and the sum of what the ranks answer."""
+    case = first("moe_parallel/*/tp2/*/random-0")
+    verdict = Verdict(case.id, "off", Outcome.DIVERGES, "wrong")
+    made = taken(case, verdict, "off", NumpyBackend.contract, None)
+    write_bundle(tmp_path / "b", made, {}, script_of(case, "off"))
+    bundle = open_bundle(tmp_path / "b")
+    assert not bundle.complete
+    assert bundle.expected[0].tensors["y"].dtype == np.float32
+    assert "w13_weight_packed" in bundle.inputs
+    assert isinstance(source_of(bundle, NumpyBackend.contract), Computed)
+
+
+def test_vectors_need_no_bundles(quantcts, tmp_path):
+    vectors = ("--vectors", ROOT / "fixtures", "--cases", "packing/w3/*")
+    spec = kernel(tmp_path, "floor_words")
+    assert quantcts("run", "--backend", spec, *vectors, "--bundles", tmp_path / "b").code == 3
+    assert not (tmp_path / "b").exists()
 
 
 def test_bundles_lie_beside_the_report_by_default(tmp_path):

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from conformance.backend import Backend
 from conformance.cases import all_cases
 from conformance.errors import RunError
 from conformance.isolation.remote import RemoteBackend, RemoteSubject
@@ -27,6 +28,7 @@ from conformance.replay.taken import fault_of, taken
 from conformance.report.document import environment
 from conformance.report.findings import cause_of, findings
 from conformance.roster import Roster
+from conformance.subject import Subject
 from conformance.verdict import Verdict
 
 DEFAULT_LIMIT = 3  # of a finding
@@ -90,6 +92,12 @@ class Keeping:
         except Exception as error:  # the verdict stands, with or without its bundle
             return f"{verdict.case}: no bundle: {type(error).__name__}: {str(error)[:200]}"
         return ""
+
+    def keep_lost(self, verdict: Verdict, backend: Backend) -> str:
+        """The same of a case whose judge died of it."""
+        judge = Judge(Subject(backend, all_cases()[verdict.case]), lambda verdict: None)
+        judge.verdict = verdict
+        return self.keep(judge)
 
     def _write(self, place: Path, judge: Judge) -> None:
         subject, verdict = judge.subject, judge.verdict
