@@ -197,6 +197,15 @@ def test_a_promise_that_became_weaker_is_told(document):
     assert decide(document, now).notes == ["kernel: promise partial_sums: 1 before, 8 now"]
 
 
+def test_a_backend_that_begins_to_call_itself_nondeterministic_is_worse(document):
+    now = copy.deepcopy(document)
+    now["environment"]["backends"][0]["nondeterministic"] = "atomics"
+    found = decide(document, now)
+    assert [(c.kind, c.backend) for c in found.changes] == [(Kind.NONDETERMINISTIC, "kernel")]
+    assert found.exit_code == 1
+    assert kinds(decide(now, document)) == {Kind.DETERMINISTIC}
+
+
 # ---- what cannot be compared
 
 
