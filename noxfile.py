@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
+import shutil
 import sys
+import tempfile
+from pathlib import Path
 
 import nox
 
@@ -77,7 +81,17 @@ def cuda_missing() -> str | None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """The project's own tests."""
-    install(session, *CPU, ".[torch]", "pytest-xdist", "hypothesis", "nox", "pyyaml", "pytest-benchmark")
+    install(
+        session,
+        *CPU,
+        ".[torch]",
+        "pytest-xdist",
+        "pytest-benchmark",
+        "matplotlib",
+        "hypothesis",
+        "nox",
+        "pyyaml",
+    )
     session.run("python", "-m", "pytest", "-n", WORKERS, *(session.posargs or ["tests"]))
 
 
@@ -87,6 +101,21 @@ def fixtures(session: nox.Session) -> None:
     install(session, *CPU, ".")
     one_thread = {"OPENBLAS_NUM_THREADS": "1"}
     session.run("python", "tools/fixtures.py", *session.posargs, env=one_thread)
+
+
+@nox.session(name="fixtures-reader", venv_backend="none")
+def fixtures_reader(session: nox.Session) -> None:
+    """Build the C++ reader of the golden vectors and hold it to them under every contract that they have."""
+    if shutil.which("g++") is None:
+        session.error("g++ is not installed: apt-get install g++ (Debian), or any GCC from version 9 on")
+    contracts = json.loads(Path("fixtures/manifest.json").read_text("utf-8"))["contracts"]
+    with tempfile.TemporaryDirectory() as folder:
+        reader = str(Path(folder) / "reader")
+        warnings = ("-Wall", "-Wextra", "-Werror")
+        build = ("g++", "-O2", "-std=c++17", *warnings, "-o", reader, "fixtures/reader.cpp")
+        session.run(*build, external=True)
+        for contract in contracts:
+            session.run(reader, "fixtures", "--contract", contract, *session.posargs, external=True)
 
 
 @nox.session
@@ -125,6 +154,19 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Time backends on layers of models: every CUDA backend that is present, without a GPU torch on the CPU."""
+    gpu = cuda_missing() is None
+    install(session, *(() if gpu else CPU), ".[torch,cuda,bench]" if gpu else ".[torch,bench]")
+    given = session.posargs
+    backend = [] if any(a.split("=")[0] == "--backend" for a in given) else ["cuda" if gpu else "torch_cpu"]
+    json = [] if any(a.startswith("--benchmark-json") for a in given) else ["reports/bench.json"]
+    os.makedirs("reports", exist_ok=True)
+    words = [*(w for b in backend for w in ("--backend", b)), *(f"--benchmark-json={j}" for j in json)]
+    session.run("python", "-m", "quantcts", "bench", *words, *given)
 
 
 @nox.session(name="bench-oracle")

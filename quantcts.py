@@ -6,6 +6,7 @@ This module imports nothing of the project before it has looked.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -42,6 +43,13 @@ def main() -> None:
 # ---- pytest loads this module in every run of the environment; it acts on runs of our suites alone.
 
 
+def _plugin(config: Any) -> Any:
+    """The module that serves this run: the judge's, or the benchmark's."""
+    arguments = [str(arg) for arg in config.invocation_params.args]
+    benchmark = any(arg.startswith(f"{_SUITES}.bench_") for arg in arguments)
+    return importlib.import_module("conformance.bench.plugin" if benchmark else "conformance.plugin")
+
+
 def _ours(pluginmanager: Any) -> bool:
     config = pluginmanager.get_plugin("pytestconfig")
     suites = str(HOME / "conformance" / "suites")
@@ -59,16 +67,12 @@ def pytest_addoption(parser: Any, pluginmanager: Any) -> None:
         import pytest
 
         raise pytest.UsageError(problem)
-    from conformance.plugin import add_options
-
-    add_options(parser)
+    _plugin(pluginmanager.get_plugin("pytestconfig")).add_options(parser)
 
 
 def pytest_configure(config: Any) -> None:
     if _ours(config.pluginmanager):
-        from conformance.plugin import configure
-
-        configure(config)
+        _plugin(config).configure(config)
 
 
 if __name__ == "__main__":

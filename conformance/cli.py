@@ -1,15 +1,16 @@
-"""The command `quantcts`: run, list, checkpoint, gate, replay, doctor. Exit codes: see exitcodes."""
+"""The command `quantcts`: run, bench, plot, list, checkpoint, gate, replay, doctor. Exit codes: see exitcodes."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from conformance.errors import RunError
+from conformance.errors import EnvironmentMissing, RunError
 from conformance.exitcodes import ExitCode
 
 app = typer.Typer(
@@ -31,9 +32,34 @@ def run(context: typer.Context) -> None:
 
     What else is given goes to pytest (-k, -n 2, -x, --junitxml FILE, ...).
     """
-    import pytest
-
     from conformance.plugin import EXIT_CODE
+
+    words = []
+    if any(a.startswith(("-n", "--numprocesses")) for a in context.args):
+        words.append("--dist=worksteal")  # one that was given comes later and counts
+    _pytest(context, "pytest.ini", ["conformance.suites"], words, EXIT_CODE)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)
+def bench(context: typer.Context) -> None:
+    """Time backends: --backend NAME... [--quick] [--cases QUERY]... on layers of models, each verified at full size
+    before and after.
+
+    What else is given goes to pytest and pytest-benchmark (-k, --benchmark-json FILE, --benchmark-compare, ...).
+    """
+    if importlib.util.find_spec("pytest_benchmark") is None:
+        raise EnvironmentMissing("pytest-benchmark is not installed: pip install 'quantcts[bench]'")
+    from conformance.bench.plugin import EXIT_CODE
+
+    suites = [f"conformance.suites.bench_{name}" for name in ("linear", "moe", "activation_quantization")]
+    _pytest(context, "bench.ini", suites, ["-p", "no:xdist"], EXIT_CODE)
+
+
+def _pytest(context: typer.Context, ini: str, suites: list[str], words: list[str], code: Any) -> None:
+    """Have pytest run suites, with what else was given. code: the key under which a plugin leaves how it ended."""
+    import pytest
 
     class Ending:
         """What our own plugin ended the run with; pytest's numbers mean other things."""
@@ -41,18 +67,29 @@ def run(context: typer.Context) -> None:
         code = ExitCode.BAD_ARGUMENT  # pytest stopped before it asked us: a word it does not know
 
         def pytest_unconfigure(self, config: pytest.Config) -> None:
-            self.code = config.stash.get(EXIT_CODE, self.code)
+            self.code = config.stash.get(code, self.code)
 
     if {"-h", "--help"} & set(context.args):
         print(context.command.help)
         return
-    ini = Path(__file__).parent / "suites" / "pytest.ini"
-    arguments = ["-c", str(ini), "--rootdir", os.getcwd(), "-p", "quantcts", "--pyargs", "conformance.suites"]
-    if any(a.startswith(("-n", "--numprocesses")) for a in context.args):
-        arguments.append("--dist=worksteal")  # one that was given comes later and counts
+    place = Path(__file__).parent / "suites" / ini
+    arguments = ["-c", str(place), "--rootdir", os.getcwd(), "-p", "quantcts", "--pyargs", *suites]
     ending = Ending()
-    pytest.main([*arguments, *context.args], plugins=[ending])
+    pytest.main([*arguments, *words, *context.args], plugins=[ending])
     raise SystemExit(ending.code)
+
+
+@app.command()
+def plot(
+    figures: Annotated[Path, typer.Argument(metavar="JSON", help="what --benchmark-json of `bench` wrote")],
+    folder: Annotated[Path, typer.Option("--to", metavar="DIR", help="where the pictures go")] = Path(
+        "plots"
+    ),
+) -> None:
+    """Draw time and fraction of the floor against tokens, an SVG for each layer."""
+    from conformance.bench.plots import draw
+
+    print("\n".join(map(str, draw(figures, folder))))
 
 
 @app.command("list")

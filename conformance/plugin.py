@@ -257,9 +257,9 @@ class Keeper:
         path = config.option.report
         self.journal = self.report.open(path) if path else None
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Compile before anything is judged, on all cores; with -k, which is not known yet, as the cases come."""
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, Any, Any]:
+        """Compile before anything is judged, on all cores, while workers collect; with -k as the cases come."""
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         write = reporter.write if reporter else lambda text: None
         for name, reason in self.roster.absent.items():
@@ -288,6 +288,7 @@ class Keeper:
                 raise
         self.started = time.monotonic()
         self.progress = Progress(write, len(self.ledger.verdicts))
+        return (yield)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:

@@ -1,0 +1,174 @@
+"""The pytest plugin of the benchmark: options, parametrization over workloads and backends, what came of each.
+
+The figures are pytest-benchmark's, with its options and its JSON; this adds what it takes to compare them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from conformance.backend import EVERY_CUDA, Backend, Support, cuda_backends, device_of, load_backend
+from conformance.bench.clocks import Clock
+from conformance.bench.peers import compare
+from conformance.bench.stand import Stand, Untimed
+from conformance.bench.subjects import SUBJECTS, Subject
+from conformance.bench.workloads import Workload, workloads
+from conformance.errors import EnvironmentMissing, RunError
+from conformance.exitcodes import ExitCode
+from conformance.query import select
+from conformance.report.document import environment
+
+EXIT_CODE = pytest.StashKey[ExitCode]()
+STATES = ("timed", "declines", "wrong", "crashes", "invalid")
+
+
+def benches(operation: str) -> Callable[[Any], Any]:
+    """Mark a function as timing every workload of an operation. It takes `subject` and `time`."""
+    return pytest.mark.quantcts(operation)
+
+
+def add_options(parser: pytest.Parser) -> None:
+    group = parser.getgroup("quantcts", "QuantCTS: the benchmark")
+    group.addoption("--backend", action="append", metavar="NAME", help="backend to time; may be repeated")
+    group.addoption("--quick", action="store_true", help="one layer of each kind, four numbers of tokens")
+    group.addoption("--cases", action="append", metavar="QUERY", help="time the workloads that it selects")
+
+
+class Plugin:
+    def __init__(self, config: pytest.Config) -> None:
+        option = config.option
+        self.stand = Stand()
+        self.backends, self.absent = _backends(option.backend or [])
+        self.clocks = {name: Clock(device_of(backend)) for name, backend in self.backends.items()}
+        every = {w.id: w for operation in SUBJECTS for w in workloads(operation)}
+        offered = {i: w for i, w in every.items() if w.quick or not option.quick}
+        chosen = select(offered, option.cases or [])
+        if not chosen:
+            raise RunError("the queries together leave no workload")
+        self.workloads = [offered[i] for i in chosen]
+        self.states: Counter[str] = Counter()
+        self.config = config
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        marker = metafunc.definition.get_closest_marker("quantcts")
+        if marker is None:
+            return
+        own = [w for w in self.workloads if w.case.operation == marker.args[0]]
+        layers = list(dict.fromkeys(w.layer for w in own))
+        # All numbers of tokens of a layer that a backend has loaded, then the next backend.
+        pairs = [(w, b) for layer in layers for b in self.backends.values() for w in own if w.layer == layer]
+        marks = [pytest.param(w, b, id=f"{w.id}@{b.name}", marks=self._marks(w, b)) for w, b in pairs]
+        metafunc.parametrize(("workload", "_backend"), marks)
+
+    def _marks(self, workload: Workload, backend: Backend) -> list[pytest.MarkDecorator]:
+        return [pytest.mark.benchmark(group=workload.id, timer=self.clocks[backend.name])]
+
+    @pytest.hookimpl
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [i for i in items if not i.get_closest_marker("quantcts") or hasattr(i, "callspec")]
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Compile what is compiled, on all cores."""
+        for name, backend in self.backends.items():
+            prepare = getattr(backend, "prepare", None)
+            claimed = [w.case for w in self.workloads if _says(backend, w).claimed] if prepare else []
+            for number, line in enumerate(
+                prepare(claimed, os.cpu_count() or 1) if prepare and claimed else (), 1
+            ):
+                print(f"\rcompiling {name}: {number} kernels, {str(line)[:80]}", end="", file=sys.stderr)
+
+    @pytest.fixture
+    def subject(self, workload: Workload) -> Subject:
+        return SUBJECTS[workload.case.operation](workload)
+
+    @pytest.fixture
+    def time(self, workload: Workload, _backend: Backend, benchmark: Any) -> Callable[[Subject], None]:
+        def time(subject: Subject) -> None:
+            said = _says(_backend, workload)
+            if not said.claimed:
+                self.states["declines"] += 1
+                pytest.skip(f"declines: {said.reason}")
+            reason = ""
+            try:
+                self.stand.time(subject, _backend, benchmark, self.clocks[_backend.name])
+                self.states["timed"] += 1
+            except Untimed as untimed:
+                self.states[untimed.state] += 1
+                reason = str(untimed)
+            if reason:
+                pytest.fail(f"{workload.id}: {reason}", pytrace=False)
+
+        return time
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_benchmark_update_json(self, config: pytest.Config, benchmarks: Any, output_json: Any) -> None:
+        output_json["quantcts"] = {
+            "environment": environment(self.backends.values(), self.absent),
+            "limits": {device: limits.to_json() for device, limits in self.stand.limits.items()},
+            "states": {state: self.states[state] for state in STATES},
+        }
+        compare(output_json["benchmarks"])
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        code = ExitCode.AS_EXPECTED
+        ours = self.states["wrong"] + self.states["crashes"] + self.states["invalid"]
+        if session.testsfailed > ours:
+            code = ExitCode.ENVIRONMENT  # the stand itself broke
+        elif self.states["wrong"] or self.states["crashes"]:
+            code = ExitCode.CONFORMANCE
+        elif self.states["invalid"]:
+            code = ExitCode.PERFORMANCE
+        elif not self.states["timed"]:
+            code = ExitCode.BAD_ARGUMENT
+        session.config.stash[EXIT_CODE] = code
+        session.exitstatus = code
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        for name, reason in self.absent.items():
+            terminalreporter.write_line(f"absent: {name}: {reason}")
+        account = " + ".join(f"{state} {self.states[state]}" for state in STATES if self.states[state])
+        terminalreporter.write_line(f"asked {sum(self.states.values())} = {account or 'nothing'}")
+
+
+def _says(backend: Backend, workload: Workload) -> Support:
+    names = {"linear": "load_linear", "moe": "load_moe"}
+    needed = names.get(workload.case.operation, "quantize_activation")
+    if not callable(getattr(backend, needed, None)):
+        return Support.no(f"the backend has no {needed}")
+    return backend.supports(workload.case)
+
+
+def _backends(asked: list[str]) -> tuple[dict[str, Backend], dict[str, str]]:
+    """Loaded here, by name, and why others are not there: a time is taken in the process that computes."""
+    if not asked:
+        raise RunError("--backend is missing: name what is to be timed")
+    optional = set(cuda_backends()) if EVERY_CUDA in asked else set()
+    found: dict[str, Backend] = {}
+    absent: dict[str, str] = {}
+    for spec in dict.fromkeys(n for s in asked for n in (cuda_backends() if s == EVERY_CUDA else [s])):
+        try:
+            backend = load_backend(spec)
+        except EnvironmentMissing as error:
+            if spec not in optional:
+                raise
+            absent[spec] = str(error)
+            continue
+        found[backend.name] = backend
+    if not found:
+        raise EnvironmentMissing("none of the CUDA backends is there: " + "; ".join(absent.values()))
+    return found, absent
+
+
+def configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "quantcts(operation): times every workload of an operation")
+    try:
+        config.pluginmanager.register(Plugin(config), "quantcts-bench")
+    except RunError as error:
+        config.stash[EXIT_CODE] = error.exit_code
+        pytest.exit(f"quantcts: {error}", returncode=error.exit_code)

@@ -1,0 +1,153 @@
+"""The stand on which one workload of one backend is timed: right before, timed, right after, and not too good."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from conformance.arrays import WrongAnswer
+from conformance.backend import Backend, device_of
+from conformance.bench.clocks import Clock, gpu_state, spread
+from conformance.bench.limits import Limits
+from conformance.bench.rotation import Rotation, copies
+from conformance.bench.subjects import Subject
+from conformance.bench.verify import PLACES
+from conformance.subject import as_in_production, describe
+
+# Seconds of timing, and at least so many rounds
+LONG, LEAST, MOST = 0.3, 20, 400
+# Faster than the floor by more than this is no record: something was not done
+IMPOSSIBLE = 0.97
+
+
+class Untimed(Exception):
+    """There is no number, and why: `wrong`, `crashes`, `invalid`."""
+
+    def __init__(self, state: str, why: str) -> None:
+        super().__init__(f"{state}: {why}")
+        self.state = state
+
+
+@dataclass
+class Loaded:
+    """The copies of a layer that a backend has loaded, kept for the next number of tokens."""
+
+    layer: str = ""
+    backend: str = ""
+    functions: list[Callable[..., Any]] = field(default_factory=list)
+
+    def of(self, subject: Subject, backend: Backend, count: int) -> list[Callable[..., Any]]:
+        key = subject.workload.layer, backend.name
+        if key != (self.layer, self.backend):
+            self.functions.clear()  # before the next are there
+            self.layer, self.backend = key
+        while len(self.functions) < count:
+            self.functions.append(subject.load(backend))
+        return self.functions[:count]
+
+
+class Stand:
+    """limits: by device, measured when they are first asked for."""
+
+    def __init__(self) -> None:
+        self.limits: dict[str, Limits] = {}
+        self._loaded = Loaded()
+
+    def limits_of(self, device: str) -> Limits:
+        if device not in self.limits:
+            self.limits[device] = Limits.of(device)
+        return self.limits[device]
+
+    def time(self, subject: Subject, backend: Backend, benchmark: Any, clock: Clock) -> None:
+        """Let pytest-benchmark time it, and note beside its figures what they mean. Raises Untimed."""
+        device = device_of(backend)
+        limits = self.limits_of(device)
+        floor = limits.floor(subject.moved, subject.operations, subject.workload.case.activation.kind)
+        with as_in_production():
+            rotation = self._rotation(subject, backend, device)
+            self._verify(subject, backend, rotation, 0, "before it is timed")
+            clock.calls = len(rotation.outputs)
+            once = max(clock.median(rotation.run, 3) * clock.calls, 1e-9)
+            rounds = min(max(int(LONG / once), LEAST), MOST)
+            before = gpu_state() if device.startswith("cuda") else {}
+            benchmark.pedantic(rotation.run, rounds=rounds, warmup_rounds=3)
+            after = gpu_state() if device.startswith("cuda") else {}
+            rotation.refresh(subject.inputs(1))
+            rotation.run()
+            try:
+                self._verify(subject, backend, rotation, 1, "on other inputs, after it was timed")
+            except Untimed:
+                benchmark.has_error = True  # no number
+                raise
+        seconds = benchmark.stats.stats.data
+        median = statistics.median(seconds)
+        plain = subject.plain(limits)
+        benchmark.extra_info.update(
+            {
+                "workload": subject.workload.id,
+                "operation": subject.workload.case.operation,
+                "layer": subject.workload.layer,
+                "tokens": subject.workload.case.m,
+                "backend": backend.name,
+                "device": device,
+                "median_seconds": median,
+                "noise": max(spread(seconds), 0.0),
+                "bytes": subject.moved,
+                "operations": subject.operations,
+                "floor_seconds": floor,
+                "fraction_of_floor": floor / median,
+                "times_bf16": median / plain if plain else None,
+                "copies": clock.calls,
+                "graph": rotation.graph,
+                "gpu_before": before,
+                "gpu_after": after,
+            }
+        )
+        if median < floor * IMPOSSIBLE:
+            benchmark.has_error = True
+            why = f"{median * 1e6:.2f} µs is less than the {floor * 1e6:.2f} µs that the device needs"
+            raise Untimed("invalid", f"{why}: a cache that was not cold, or work that was not done")
+
+    def _rotation(self, subject: Subject, backend: Backend, device: str) -> Rotation:
+        try:
+            functions = self._loaded.of(subject, backend, copies(subject.moved, device))
+            return Rotation(backend, functions, subject.inputs(0))
+        except Exception as error:
+            raise Untimed("crashes", describe(error)) from error
+
+    def _verify(self, subject: Subject, backend: Backend, rotation: Rotation, seed: int, when: str) -> None:
+        """The first answer by the oracle, the others by the first: they are of the same values."""
+        try:
+            why = subject.wrong(backend, seed, rotation.outputs[0]) or _differing(rotation.outputs)
+        except WrongAnswer as error:
+            why = str(error)
+        except Exception as error:
+            raise Untimed("crashes", describe(error)) from error
+        if why:
+            raise Untimed("wrong", f"{when}: {why}")
+
+
+def _differing(outputs: list[Any]) -> str:
+    """Which of several equal calls did not give what the first gave, up to the order of a sum."""
+    first = [_values(part) for part in _parts(outputs[0])]
+    for number, output in enumerate(outputs[1:], 1):
+        for right, part in zip(first, _parts(output), strict=True):
+            allowed = PLACES * (right.square().mean().sqrt() + right.abs())
+            if not bool(((_values(part) - right).abs() <= allowed).all()):
+                return f"call {number} of {len(outputs)} equal ones does not give what the first gives"
+    return ""
+
+
+def _parts(output: Any) -> list[Any]:
+    return list(output) if isinstance(output, (tuple, list)) else [output]
+
+
+def _values(part: Any) -> Any:
+    """A float32 tensor where the answer lies: answers are large."""
+    import torch
+
+    return torch.from_numpy(part.astype(np.float32)) if isinstance(part, np.ndarray) else part.float()

@@ -1,0 +1,434 @@
+"""The benchmark: what is wrong gets no number, what is impossible is no record, noise is no win."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import FAULTY
+
+pytest.importorskip("pytest_benchmark")
+
+from conformance.bench import stand as stands
+from conformance.bench.clocks import Clock, spread
+from conformance.bench.layers import JOINED
+from conformance.bench.limits import Limits
+from conformance.bench.peers import compare
+from conformance.bench.rotation import Rotation
+from conformance.bench.stand import Stand, Untimed
+from conformance.bench.subjects import ExpertsSubject, LinearSubject, QuantizerSubject
+from conformance.bench.verify import wrong_experts, wrong_linear
+from conformance.bench.workloads import LINEAR, MOE, TOKENS, Workload, workloads
+from conformance.cases import Case
+from conformance.data import linear_problem
+from reference.bounds import Contract
+from reference.formats import ActivationFormat, WeightFormat
+from reference.linear import linear
+from reference.moe import MoeLayer, moe
+from reference.rounding import float_format, round_to
+
+BF16 = float_format("bf16")
+CONTRACT = Contract()
+W4 = WeightFormat.of(4, 128, True)
+
+
+def of_linear(m=300, weight=W4, activation="a16"):
+    case = Case("linear", weight, "random", 320, 256, m, activation=ActivationFormat(kind=activation))
+    return LinearSubject(Workload(f"tiny-{weight.name}-{activation}", case, True))
+
+
+def right_linear(subject, x):
+    case = subject.case
+    weight = subject.layer.rows(slice(None))
+    expected = linear(x, weight, None, BF16, CONTRACT, case.activation)
+    return round_to(next(iter(expected.hypotheses.values())).centre, BF16).astype(BF16.dtype)
+
+
+def of_experts(m=40, activation="a16"):
+    case = Case(
+        "moe", W4, "random", 128, 256, m, activation=ActivationFormat(kind=activation), experts=16, top_k=2
+    )
+    return ExpertsSubject(Workload(f"tiny-{activation}", case, True))
+
+
+# ---- workloads
+
+
+def test_workloads_are_layers_of_models_for_each_number_of_tokens():
+    for operation, names in (("linear", LINEAR), ("moe", MOE)):
+        found = workloads(operation)
+        assert {w.name for w in found} == set(names)
+        assert {w.case.m for w in found} == set(TOKENS)
+        assert len({w.id for w in found}) == len(found)
+        assert any(w.quick for w in found)
+
+
+def test_words_of_a_layer_are_whole():
+    """Random words are random codes where no bit of a word lies beyond the last code."""
+    for operation in ("linear", "moe"):
+        for workload in workloads(operation):
+            case = workload.case
+            for k in (case.k,) if operation == "linear" else (case.k, case.n):
+                assert k % 32 == 0
+                assert case.weight.group_size < 0 or k % case.weight.group_size == 0
+
+
+# ---- verification
+
+
+@pytest.mark.parametrize("activation", ["a16", "int8", "fp8"])
+@pytest.mark.parametrize("weight", [W4, WeightFormat.of(3, 128, False), WeightFormat.of(8, -1, True)])
+def test_a_right_linear_passes(weight, activation):
+    subject = of_linear(weight=weight, activation=activation)
+    x = subject.inputs(0)[0]
+    assert wrong_linear(subject.layer, subject.case, x, right_linear(subject, x), CONTRACT) == ""
+
+
+def a_tile(y, places):
+    y[64:128, 64:128] = y[64:128, 128:192]
+
+
+def a_tail(y, places):
+    y[-1, -1] = 0
+
+
+def a_group_of_one_output(y, places):
+    y[:, 100] *= 1.5
+
+
+def one_output_at_all_tokens_but_the_sampled(y, places):
+    y[1:-1, 200:216] += 0.5
+
+
+def not_a_number(y, places):
+    y[150, 150] = np.nan
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [a_tile, a_tail, a_group_of_one_output, one_output_at_all_tokens_but_the_sampled, not_a_number],
+)
+def test_a_wrong_linear_is_seen(spoil):
+    subject = of_linear(m=200)
+    x = subject.inputs(0)[0]
+    y = right_linear(subject, x).copy()
+    spoil(y, subject.case)
+    assert wrong_linear(subject.layer, subject.case, x, y, CONTRACT)
+
+
+def test_skipped_quantization_of_activations_is_seen():
+    subject = of_linear(activation="int8")
+    x = subject.inputs(0)[0]
+    y = right_linear(of_linear_as(subject, "a16"), x)
+    assert "sampled" in wrong_linear(subject.layer, subject.case, x, y, CONTRACT)
+
+
+def of_linear_as(subject, activation):
+    """The same layer, called without quantization."""
+    other = LinearSubject(subject.workload)
+    other.case = replace(subject.case, activation=ActivationFormat(kind=activation))
+    other.layer = subject.layer
+    return other
+
+
+def right_experts(subject, call):
+    case = subject.case
+    experts = tuple(subject.layer.expert(e) for e in range(case.experts))
+    layer = MoeLayer(experts, case.gated, case.activation, case.top_k)
+    expected = moe([(call.x, call.weights, call.ids)], layer, BF16, CONTRACT)
+    return round_to(next(iter(expected.hypotheses.values())).centre, BF16).astype(BF16.dtype)
+
+
+def another_token(y, call):
+    y[70] = y[3]
+
+
+def slightly_off(y, call):
+    y[:] = y * np.float32(1.02)
+
+
+def one_expert_is_missing(y, call):
+    tokens = np.nonzero((call.ids == call.ids[5, 0]).any(axis=1))[0]
+    y[tokens] = y[tokens] * np.float32(0.7)
+
+
+def not_finite(y, call):
+    y[9, 9] = np.inf
+
+
+@pytest.mark.parametrize("activation", ["a16", "int8", "fp8"])
+def test_right_experts_pass(activation):
+    subject = of_experts(m=100, activation=activation)
+    call = subject.call(0)
+    assert len(set(call.kind.tolist())) == 64
+    assert wrong_experts(subject.layer, call, 0, right_experts(subject, call), CONTRACT) == ""
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (another_token, "are equal"),
+        (slightly_off, "the first token"),
+        (one_expert_is_missing, "of its norm"),
+        (not_finite, "not finite"),
+    ],
+)
+def test_wrong_experts_are_seen(spoil, said):
+    subject = of_experts(m=100)
+    call = subject.call(0)
+    assert call.ids[5, 0] not in call.ids[0], "the first token does not meet the expert that will be missing"
+    y = right_experts(subject, call)
+    spoil(y, call)
+    assert said in wrong_experts(subject.layer, call, 0, y, CONTRACT)
+
+
+def test_joined_rows_are_sums_of_rows_with_signs():
+    subject = of_linear()
+    rows = subject.layer.rows(slice(0, JOINED))
+    weight = rows.codes.astype(np.float64) * np.repeat(rows.scale.astype(np.float64), 128, axis=1)
+    np.testing.assert_allclose(
+        subject.layer.joined[0], subject.layer.signs[:JOINED] @ weight, rtol=0, atol=1e-12
+    )
+
+
+# ---- the stand
+
+
+class Benchmark:
+    """The part of pytest-benchmark's fixture that the stand uses, over the real clock."""
+
+    def __init__(self, clock):
+        self.clock, self.extra_info, self.has_error = clock, {}, False
+
+    def pedantic(self, target, rounds, warmup_rounds):
+        self.data = self.clock.rounds(target, rounds)
+
+    @property
+    def stats(self):
+        class Of:
+            pass
+
+        found = Of()
+        found.stats = Of()
+        found.stats.data = self.data
+        return found
+
+
+class Layer:
+    """A linear that is right, and counts its calls; wrong: what it does from which call on."""
+
+    name, device, arrays, contract = "tiny", "cpu", "numpy", CONTRACT
+
+    def __init__(self, subject, wrong=None):
+        self.subject, self.wrong, self.calls, self.first = subject, wrong, 0, None
+
+    def load_linear(self, checkpoint):
+        def call(x):
+            self.calls += 1
+            y = right_linear(self.subject, x)
+            self.first = y if self.first is None else self.first
+            return self.wrong(self, y) if self.wrong else y
+
+        return call
+
+
+@pytest.fixture
+def short(monkeypatch):
+    monkeypatch.setattr(stands, "LONG", 0.0)
+    monkeypatch.setattr(stands, "LEAST", 4)
+    monkeypatch.setattr(stands, "copies", lambda moved, device: 2)
+
+
+def timed(wrong=None, limits=None):
+    subject, stand, clock = of_linear(m=4), Stand(), Clock("cpu")
+    stand.limits["cpu"] = limits or Limits("cpu", 1e12, {"a16": 1e15})
+    benchmark = Benchmark(clock)
+    stand.time(subject, Layer(subject, wrong), benchmark, clock)
+    return benchmark
+
+
+@pytest.mark.usefixtures("short")
+def test_a_right_layer_is_timed_and_its_figures_say_what_they_mean():
+    info = timed().extra_info
+    assert info["copies"] == 2
+    assert info["median_seconds"] > info["floor_seconds"] > 0
+    assert info["fraction_of_floor"] == info["floor_seconds"] / info["median_seconds"]
+    assert info["operations"] == 2 * 4 * 320 * 256
+    assert info["bytes"] == 320 * 256 // 2 + 320 * 2 * 2 + 16 + 2 * 4 * (320 + 256)
+
+
+@pytest.mark.usefixtures("short")
+def test_a_wrong_layer_gets_no_number():
+    with pytest.raises(Untimed, match="wrong: before it is timed"):
+        timed(lambda layer, y: y * np.asarray(1.5, y.dtype))
+
+
+@pytest.mark.usefixtures("short")
+def test_a_layer_that_remembers_its_answer_gets_no_number():
+    with pytest.raises(Untimed, match="wrong: on other inputs"):
+        timed(lambda layer, y: layer.first)
+
+
+@pytest.mark.usefixtures("short")
+def test_one_of_several_equal_calls_that_differs_is_seen():
+    with pytest.raises(Untimed, match="call 1 of 2"):
+        timed(lambda layer, y: y if layer.calls % 2 else y * np.asarray(2.0, y.dtype))
+
+
+@pytest.mark.usefixtures("short")
+def test_a_layer_that_raises_is_a_crash():
+    def broken(layer, y):
+        raise ValueError("no")
+
+    with pytest.raises(Untimed, match="crashes: ValueError: no"):
+        timed(broken)
+
+
+@pytest.mark.usefixtures("short")
+def test_faster_than_the_device_is_no_record():
+    with pytest.raises(Untimed, match=r"invalid: .* is less than"):
+        timed(limits=Limits("cpu", 1.0, {"a16": 1.0}))
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize(
+    "subject", [of_experts(m=3), QuantizerSubject(workloads("activation_quantization")[0])]
+)
+def test_experts_and_quantizers_are_timed(subject):
+    from conformance.backends.numpy import backend
+
+    stand, clock = Stand(), Clock("cpu")
+    stand.limits["cpu"] = Limits("cpu", 1e12, {"a16": 1e15})
+    benchmark = Benchmark(clock)
+    stand.time(subject, backend(), benchmark, clock)
+    assert benchmark.extra_info["bytes"] == subject.moved > 0
+
+
+def test_a_round_is_divided_by_its_calls():
+    clock = Clock("cpu")
+    clock.calls = 4
+    (seconds,) = clock.rounds(lambda: sum(range(100_000)), 1)
+    clock.calls = 1
+    (whole,) = clock.rounds(lambda: sum(range(100_000)), 1)
+    assert seconds < whole
+
+
+def test_refreshed_inputs_lie_where_the_old_ones_lay():
+    class Backend:
+        name, device, arrays = "same", "cpu", "numpy"
+
+    seen = []
+    rotation = Rotation(Backend(), [lambda x: seen.append(x) or x.copy()] * 2, [np.zeros(3)])
+    rotation.refresh([np.ones(3)])
+    rotation.run()
+    assert [x.tolist() for x in rotation.outputs] == [[1, 1, 1]] * 2
+    assert len({id(x) for x in seen}) == 2
+
+
+# ---- comparisons
+
+
+def record(name, seconds, noise=0.01):
+    return {"group": "g", "extra_info": {"backend": name, "median_seconds": seconds, "noise": noise}}
+
+
+def test_what_is_within_noise_is_no_win():
+    records = [record("a", 1.0), record("b", 1.015), record("c", 1.5)]
+    compare(records)
+    assert [r["extra_info"]["standing"] for r in records] == ["ambiguous", "ambiguous", "slower"]
+    assert records[2]["extra_info"]["times_fastest"] == 1.5
+    records = [record("a", 1.0), record("c", 1.5)]
+    compare(records)
+    assert [r["extra_info"]["standing"] for r in records] == ["fastest", "slower"]
+
+
+def test_noise_is_what_the_same_thing_timed_twice_differs_by():
+    assert spread([1.0, 1.0, 1.0, 1.1, 1.1, 1.1]) == pytest.approx(0.1)
+    assert spread([1.0, 1.1] * 10) == pytest.approx(0)
+
+
+# ---- the command
+
+FEW = ("--quick", "--cases", "activation_quantization/*/m1")
+
+
+def test_the_command_times_and_writes_what_pytest_benchmark_reads(quantcts, tmp_path):
+    place = tmp_path / "bench.json"
+    run = quantcts("bench", "--backend", "numpy", "--backend", "torch_cpu", *FEW, "--benchmark-json", place)
+    assert run.code == 0, run.output
+    document = json.loads(place.read_text())
+    assert document["quantcts"]["states"]["timed"] == len(document["benchmarks"]) == 4
+    assert {b["extra_info"]["backend"] for b in document["benchmarks"]} == {"numpy", "torch_cpu"}
+    assert all(b["options"]["timer"].endswith("wall_clock") for b in document["benchmarks"])
+    assert all(b["extra_info"]["standing"] for b in document["benchmarks"])
+
+
+def infos(layer, backend, tokens, seconds):
+    figures = {
+        "tokens": tokens,
+        "median_seconds": seconds,
+        "floor_seconds": 1e-6,
+        "fraction_of_floor": 1e-6 / seconds,
+    }
+    return {"extra_info": {"layer": layer, "backend": backend, **figures}}
+
+
+def test_a_picture_shows_each_backend_and_the_floor(quantcts, tmp_path):
+    pytest.importorskip("matplotlib")
+    figures = tmp_path / "bench.json"
+    records = [infos("linear/x/w4", b, m, m * 1e-5) for b in ("one", "<two>") for m in (1, 16)]
+    figures.write_text(json.dumps({"benchmarks": [*records, infos("linear/y/w4", "one", 1, 1.0)]}))
+    for folder in ("first", "second"):
+        assert quantcts("plot", figures, "--to", tmp_path / folder).code == 0
+    (picture,) = (tmp_path / "first").iterdir()
+    assert picture.name == "linear-x-w4.svg"
+    text = picture.read_text()
+    assert "floor of the device" in text
+    assert "<two>" not in text
+    assert (tmp_path / "second" / picture.name).read_text() == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"benchmarks": []}', '{"benchmarks": [{}]}', '{"benchmarks": 1}']
+)
+def test_a_file_of_no_figures_ends_with_one_line(quantcts, tmp_path, text):
+    figures = tmp_path / "bench.json"
+    figures.write_text(text)
+    run = quantcts("plot", figures, "--to", tmp_path / "plots")
+    assert run.code == 3, run.output
+    assert str(figures) in run.output
+    assert "Traceback" not in run.output
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--backend", "numpy", "--cases", "nothing/*"), 3, "nothing/*"),
+        (("--quick",), 3, "--backend is missing"),
+        (("--backend", "cuda", "--quick"), 4, "none of the CUDA backends"),
+        (("--backend", "numpy", "--cases", "linear/*", "--quick", "--unknown"), 3, "unknown"),
+    ],
+)
+def test_what_cannot_be_timed_ends_with_one_line(quantcts, words, code, said):
+    run = quantcts("bench", *words)
+    assert run.code == code, run.output
+    assert said in run.output
+    assert "Traceback" not in run.output
+
+
+def test_a_backend_with_a_fault_ends_with_1(quantcts):
+    layer = "linear/llama-3.1-8b.o/w4-g128-sym/a16/bf16/m1"
+    run = quantcts("bench", "--backend", f"{FAULTY}:scale_of_group_0", "--cases", layer)
+    assert run.code == 1, run.output
+    assert "wrong: before it is timed" in run.output
+
+
+def test_small_problems_of_the_matrix_agree_with_the_layers_of_the_benchmark():
+    """Both say of the same words the same codes: `some_rows` and the suites' own encoder."""
+    from conformance.bench.layers import some_rows
+
+    case = Case("linear", WeightFormat.of(5, 32, False), "random", 40, 96, 2)
+    problem = linear_problem(case)
+    found = some_rows(problem.checkpoint.tensors, case.weight, case.k, np.array([0, 7, 39]))
+    np.testing.assert_array_equal(found.codes, problem.weight.codes[[0, 7, 39]])
+    np.testing.assert_array_equal(found.zero_point, problem.weight.zero_point[[0, 7, 39]])
