@@ -455,6 +455,22 @@ def test_times_of_another_device_are_no_comparison(timed):
     assert timed({"other": 1e-5})[0] == 3
 
 
+def test_the_benchmarks_own_files_are_read(tmp_path):
+    """Workloads for cases, and GPUs by the names that the run noted."""
+
+    def file(name, gpu, seconds):
+        extra = {"workload": "llama/m1", "backend": "humming", "device": "cuda", "noise": 0.02}
+        record = {"fullname": "x", "extra_info": extra, "stats": {"median": seconds, "iqr": 0.0}}
+        gpus = [f"{gpu}, sm_90, driver {name}"]
+        return written(tmp_path / name, {"benchmarks": [record], "quantcts": {"environment": {"gpus": gpus}}})
+
+    old, new, other = file("1", "H200", 1e-5), file("2", "H200", 2e-5), file("3", "H100", 2e-5)
+    (change,) = compare_timings(read_timings(old), read_timings(new))
+    assert (change.kind, change.backend, change.case) == (Kind.SLOWER, "humming", "llama/m1")
+    with pytest.raises(RunError, match="another device"):
+        compare_timings(read_timings(old), read_timings(other))
+
+
 @pytest.mark.parametrize("value", [float("nan"), -1.0, 0, "fast", None, True])
 def test_a_median_that_is_no_time_is_named(tmp_path, value):
     path = bench(tmp_path / "x.json", {"a": 1e-5})

@@ -2,8 +2,8 @@
 
 Of each benchmark's `extra_info` the gate reads, where they are there:
 
-    case, backend   what was timed; without them the benchmark's full name tells it
-    device          where; without it the CPU of `machine_info`
+    case, workload, backend   what was timed; without them the benchmark's full name tells it
+    device          where; of `cuda` the GPUs that `quantcts bench` notes; without it the CPU of `machine_info`
     noise           the relative difference of the same thing timed twice, 0.02 for 2 %; without it the interquartile
                     range over the median
     invalid         why the number is none
@@ -58,13 +58,22 @@ def read_timings(path: Path) -> dict[Key, Timing]:
         if not isinstance(record, dict):
             raise RunError(f"{place}: it is no object")
         extra = _get(record, "extra_info")
-        key = _text(extra, "backend"), _text(extra, "case") or _text(record, "fullname")
+        timed = _text(extra, "case") or _text(extra, "workload") or _text(record, "fullname")
+        key = _text(extra, "backend"), timed
         if not key[1]:
             raise RunError(f"{place}: neither extra_info/case nor fullname says what was timed")
         if key in found:
             raise RunError(f"{place}: {' '.join(key).strip()} was timed before in the same file")
-        found[key] = _timing(place, record, extra, _text(extra, "device") or cpu)
+        found[key] = _timing(place, record, extra, _device(document, _text(extra, "device")) or cpu)
     return found
+
+
+def _device(document: dict[str, Any], named: str) -> str:
+    """A device by its name; of the GPUs of a machine those that its environment lists, without their drivers."""
+    gpus = _get(_get(document, "quantcts"), "environment").get("gpus")
+    if not named.startswith("cuda") or not isinstance(gpus, list):
+        return "" if named == "cpu" else named
+    return ", ".join(sorted({str(gpu).partition(", driver")[0] for gpu in gpus})) or named
 
 
 def _timing(place: str, record: Mapping[str, Any], extra: Mapping[str, Any], device: str) -> Timing:
