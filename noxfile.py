@@ -59,7 +59,7 @@ def conformance(session: nox.Session) -> None:
 @nox.session(name="conformance-cuda")
 def conformance_cuda(session: nox.Session) -> None:
     """Judge the CUDA backends: all that are present, or those named. With --no-venv nothing is installed: the
-    container's torch stays."""
+    container's torch stays. `-- --gate base.json` compares with a baseline as well."""
     missing = cuda_missing()
     if missing:
         session.error(f"{missing}; for the CPU run: nox -s conformance")
@@ -83,7 +83,7 @@ def cuda_missing() -> str | None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """The project's own tests. Those of report.html want chromium and chromedriver on the path."""
-    tools = ("pytest-xdist", "pytest-benchmark", "matplotlib", "hypothesis", "nox", "selenium")
+    tools = ("pytest-xdist", "pytest-benchmark", "matplotlib", "hypothesis", "nox", "selenium", "pyyaml")
     install(session, *CPU, ".[torch]", *tools)
     session.run("python", "-m", "pytest", "-n", WORKERS, *(session.posargs or ["tests"]))
 

@@ -1,4 +1,5 @@
-"""The command `quantcts`: run, bench, plot, list, checkpoint, doctor, report, statement. Exit codes: see exitcodes."""
+"""The command `quantcts`: run, bench, plot, list, checkpoint, doctor, report, statement, gate, replay. Exit codes: see
+exitcodes."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ app = typer.Typer(
 def run(context: typer.Context) -> None:
     """Judge backends: [--backend NAME]... [--quick | --full] [--cases QUERY]... [--shard I/N] [--waivers FILE]
     [--report FILE] [--report-html FILE] [--report-markdown FILE] [--vectors DIR] [--isolate] [--limit SECONDS]
-    [--no-kernels]. The backend `cuda` stands for all on a GPU.
+    [--no-kernels] [--gate FILE [--subset]] [--bundles DIR] [--bundle-limit N] [--shrink SECONDS]. The backend `cuda`
+    stands for all on a GPU.
 
     What else is given goes to pytest (-k, -n 2, -x, --junitxml FILE, ...).
     """
@@ -132,6 +134,68 @@ def checkpoint(
     from conformance.checkpoint.check import check_checkpoint
 
     raise SystemExit(check_checkpoint(directory, layers, backend, report, sys.argv, sys.stdout))
+
+
+@app.command()
+def gate(
+    baseline: Annotated[Path, typer.Option(metavar="FILE", help="report.json of what was there before")],
+    current: Annotated[Path, typer.Option(metavar="FILE", help="report.json of now")],
+    waivers: Annotated[Path | None, typer.Option(metavar="FILE", help="known faults (TOML)")] = None,
+    baseline_bench: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="times of before, as pytest-benchmark writes them")
+    ] = None,
+    current_bench: Annotated[Path | None, typer.Option(metavar="FILE", help="times of now")] = None,
+    max_slowdown: Annotated[
+        float, typer.Option(metavar="RATIO", help="how many times as long is still no slowdown")
+    ] = 1.10,
+    subset: Annotated[
+        bool, typer.Option("--subset", help="fewer cases or backends were judged now, on purpose")
+    ] = False,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write the result as Markdown")
+    ] = None,
+) -> None:
+    """Compare a report with a baseline: exit code 1 where anything conforms less, 2 where it is slower."""
+    from conformance.gate.decision import gate as decide
+    from conformance.gate.shown import markdown_of, text_of
+
+    if (baseline_bench is None) != (current_bench is None):
+        raise RunError("--baseline-bench and --current-bench go together; give both or none")
+    if not 1 <= max_slowdown < float("inf"):
+        raise RunError(f"--max-slowdown {max_slowdown}: give a ratio of 1 or more, such as 1.10")
+    bench = (baseline_bench, current_bench) if baseline_bench and current_bench else None
+    decision = decide(baseline, current, waivers, bench, max_slowdown, subset)
+    if markdown is not None:
+        _write(markdown, markdown_of(decision))
+    print(text_of(decision))
+    raise SystemExit(decision.exit_code)
+
+
+@app.command()
+def replay(
+    bundles: Annotated[
+        list[Path], typer.Argument(metavar="BUNDLE...", help="folders that failures left behind")
+    ],
+    backend: Annotated[
+        str | None, typer.Option(metavar="NAME", help="another backend than the one that failed")
+    ] = None,
+) -> None:
+    """Judge what failing cases left behind, from its own tensors; the shrunken cases as well."""
+    from conformance.replay.again import replay as again
+
+    code, lines = again(bundles, backend)
+    print("\n".join(lines))
+    raise SystemExit(code)
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all. Raises RunError where it cannot be written."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, path)
+    except OSError as error:
+        raise RunError(f"{path}: it cannot be written: {error.strerror}") from error
 
 
 @app.command()

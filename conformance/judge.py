@@ -14,15 +14,19 @@ from conformance.verdict import Outcome, Verdict, decide, decide_refusal
 
 
 class Judge:
-    """Collects the verdict of one case. `verdict` is None until something was judged."""
+    """Collects the verdict of one case. `verdict` is None until something was judged; `answer` is the last that was
+    judged, and `step` what it was asked for in a case of several."""
 
     def __init__(self, subject: Subject, on_failure: Callable[[Verdict], None]) -> None:
         self.subject = subject
         self.verdict: Verdict | None = None
+        self.answer: Answer | None = None
+        self.step = ""
         self._on_failure = on_failure
 
     def __call__(self, answer: Answer | None, goal: Callable[[], Goal], step: str = "") -> None:
         """Judge one answer against a goal; a step that fails ends a case of several."""
+        self.answer, self.step = answer, step
         support = self._said()
         verdict = decide(self._case, self._name, support, answer, goal, self.subject.own_kernels())
         if step and verdict.fails:
@@ -42,7 +46,7 @@ class Judge:
                 detail = f"it claims to validate, and good data do not pass it either: {said}"
                 self._settle(Verdict(self._case.id, self._name, Outcome.DISHONEST, detail))
                 return
-        answer = ask() if support.claimed else None
+        self.answer = answer = ask() if support.claimed else None
         self._settle(decide_refusal(self._case, self._name, support, answer))
 
     def _said(self) -> Support:

@@ -19,11 +19,15 @@ from conformance.backend import Backend
 from conformance.cases import Case, all_cases
 from conformance.cases.conduct import SLOW
 from conformance.errors import RunError
-from conformance.exitcodes import ExitCode
+from conformance.exitcodes import ExitCode, worst
+from conformance.gate.decision import decide, read_baseline
+from conformance.gate.shown import text_of
 from conformance.isolation.remote import RemoteBackend, RemoteSubject
 from conformance.judge import Judge
 from conformance.ledger import Ledger
 from conformance.query import offered, part, select
+from conformance.replay.kept import DEFAULT_LIMIT as DEFAULT_BUNDLES
+from conformance.replay.kept import DEFAULT_SECONDS, Keeping, clear, default_folder
 from conformance.report.document import Report, environment, place_to_write, put
 from conformance.report.markdown import report_markdown
 from conformance.report.page import report_page
@@ -78,6 +82,29 @@ def add_options(parser: pytest.Parser) -> None:
         help="for one question to an isolated backend",
     )
     size("--vectors", metavar="DIR", help="judge from the golden vectors in DIR instead of the oracle")
+    size(
+        "--gate", metavar="FILE", help="compare with this report.json when all is judged: see `quantcts gate`"
+    )
+    size(
+        "--subset",
+        action="store_true",
+        help="with --gate: what is judged is a part of the baseline, on purpose",
+    )
+    size("--bundles", metavar="DIR", help="leave a bundle of failing cases there (default: beside --report)")
+    size(
+        "--bundle-limit",
+        type=int,
+        default=DEFAULT_BUNDLES,
+        metavar="N",
+        help="bundles of one finding; 0 for none",
+    )
+    size(
+        "--shrink",
+        type=float,
+        default=DEFAULT_SECONDS,
+        metavar="SECONDS",
+        help="to look for smaller cases that fail alike, when all is judged; 0 to look for none",
+    )
     size("--no-kernels", action="store_true", help="do not record which GPU kernels ran")
 
 
@@ -87,6 +114,8 @@ class Plugin:
     def __init__(self, config: pytest.Config) -> None:
         if config.option.quick and config.option.full:
             raise RunError("--quick and --full exclude each other")
+        if config.option.subset and not config.option.gate:
+            raise RunError("--subset says how to compare with a baseline; give --gate as well")
         worker = getattr(config, "workerinput", None)
         self.vectors = _vectors(config.option.vectors, worker)
         self.source: Source = self.vectors or Computed()
@@ -106,6 +135,7 @@ class Plugin:
             asked = option.backend or [DEFAULT_BACKEND]
             self.roster = Roster.of(asked, option.isolate, option.limit, not option.no_kernels)
         self.backends = self.roster.backends
+        self.keeping = _keeping(option, self.roster.specs)
         self.keyword = bool(option.keyword)
         self.unheld = self._without_expectation()
 
@@ -190,6 +220,8 @@ class Plugin:
         # A case that broke off after a good first step has no verdict: it is accounted for as a failure.
         if report.when == "call" and verdict is not None and (report.passed or verdict.fails):
             report.quantcts = verdict.to_json()
+            if judge is not None and verdict.fails and self.keeping:
+                report.unkept = self.keeping.keep(judge)
         return report
 
 
@@ -223,6 +255,14 @@ class Keeper:
             for option, page in (("--report-html", report_page), ("--report-markdown", report_markdown))
             if (given := config.getoption(option))
         }
+        # Read before the report takes its place: both may be one file.
+        path = config.option.gate
+        self.baseline = read_baseline(Path(path)) if path else None
+        self.gate = ""
+        self.keeping = plugin.keeping
+        self.kept: list[str] = []  # of bundles, for a person
+        if self.keeping:
+            clear(self.keeping.folder)
         path = config.option.report
         self.journal = self.report.open(path) if path else None
 
@@ -284,6 +324,7 @@ class Keeper:
         record = getattr(report, "quantcts", None)
         if record is not None:
             self._enter(report.nodeid, Verdict.from_json(record))
+            self.kept += [report.unkept] if getattr(report, "unkept", "") else []
         elif report.skipped:
             self.ledger.faults.append(f"{report.nodeid}: skipped, and no verdict says why")
         elif report.failed and report.nodeid in self.ledger.planned:
@@ -304,6 +345,8 @@ class Keeper:
             self.ledger.faults.append(f"{report.nodeid}: {_last_line(report)}")
             return
         verdict = Verdict(case_id, name, Outcome.CRASHES, _last_line(report))
+        if self.keeping:
+            self.kept += filter(None, [self.keeping.keep_lost(verdict, self.backends[name])])
         self._enter(report.nodeid, verdict)
 
     def _enter(self, key: str, verdict: Verdict) -> None:
@@ -326,15 +369,34 @@ class Keeper:
             code = ExitCode.ENVIRONMENT
         else:
             code = self.ledger.exit_code
+        self.report.finish(self.ledger, code)
+        code = worst(code, self._gated())
         session.exitstatus = code
         session.config.stash[EXIT_CODE] = code
-        self.report.finish(self.ledger, code)
         document = self.report.document() if self.pages else {}
         for path, page in self.pages.items():
             put(path, page(document).encode())
         if self.journal:
             self.journal.close()
+        if self.keeping and exitstatus not in _BROKEN_DOWN:
+            verdicts = list(self.ledger.verdicts.values())
+            try:
+                self.kept += self.keeping.finish(verdicts, self.roster.places, self.config.option.shrink)
+            except Exception as error:  # the verdicts stand
+                self.kept.append(f"bundles: {type(error).__name__}: {error}")
         self.roster.close()
+
+    def _gated(self) -> ExitCode:
+        """The gate's exit code, and in self.gate what it says."""
+        if self.baseline is None or not self.ledger.judged:
+            return ExitCode.AS_EXPECTED
+        try:
+            decision = decide(self.baseline, self.report.document(), subset=self.config.option.subset)
+        except RunError as error:
+            self.gate = f"gate: {error}  exit code {int(error.exit_code)}"
+            return error.exit_code
+        self.gate = text_of(decision)
+        return decision.exit_code
 
     def _compare_with_selection(self) -> None:
         """What pytest collected must be what was selected, or an option took cases away in silence."""
@@ -353,6 +415,10 @@ class Keeper:
         if self.progress:
             self.progress.close()
         print_report(self.report, terminalreporter._tw._file)
+        for line in self.kept:
+            terminalreporter.write_line(line)
+        if self.gate:
+            terminalreporter.write_line(self.gate)
 
 
 def in_turns(cases: Sequence[T], backends: Sequence[U]) -> list[tuple[T, U]]:
@@ -378,6 +444,18 @@ def spread(some: Sequence[T], among: Sequence[T]) -> list[T]:
 def _case_of(item: pytest.Item) -> Case | None:
     case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
     return case if isinstance(case, Case) else None
+
+
+def _keeping(option: Any, specs: Mapping[str, str]) -> Keeping | None:
+    """What keeps bundles of failing cases, None where there is no place for them or none are wanted."""
+    if option.bundle_limit < 0 or not 0 <= option.shrink < float("inf"):
+        raise RunError("--bundle-limit and --shrink take numbers from 0")
+    if option.vectors and option.bundles:
+        raise RunError("--bundles: a vector can be asked again by itself, with --vectors and --cases")
+    if option.bundle_limit == 0 or option.vectors or not (option.bundles or option.report):
+        return None
+    folder = Path(option.bundles) if option.bundles else default_folder(option.report)
+    return Keeping(folder, option.bundle_limit, specs)
 
 
 def selection(config: pytest.Config) -> dict[str, Any]:

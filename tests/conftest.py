@@ -38,13 +38,16 @@ class Run:
 
 @pytest.fixture
 def quantcts(tmp_path):
-    """Call `quantcts` in a process of its own; `run` writes a report that comes back with it."""
+    """Call `quantcts` in a process of its own; `run` writes a report that comes back with it, and no bundles unless a
+    test asks for them."""
 
     def call(*arguments: str, cwd: Path = ROOT, env: dict[str, str] | None = None) -> Run:
         report = tmp_path / "report.json"
         words = [str(a) for a in arguments]
         if words[0] == "run" and "--report" not in words:
             words += ["--report", str(report)]
+        if words[0] == "run" and "--bundles" not in words:
+            words += ["--bundle-limit", "0"]
         done = subprocess.run(
             [sys.executable, "-m", "quantcts", *words],
             cwd=cwd,

@@ -3,10 +3,7 @@
 import ctypes
 import shutil
 import subprocess
-import sys
-import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import misbehaving
 import numpy as np
@@ -26,14 +23,10 @@ from conformance.conduct.guards import BAND, Guards, build, sentence
 from conformance.conduct.needs import ON_CUDA
 from conformance.conduct.observed import Question
 from conformance.conduct.problems import ConductGoal, conduct_problems, goal_of, question_of
+from conformance.direct import judged
 from conformance.query import offered, select
 from conformance.subject import Subject
 from conformance.verdict import Outcome
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
-with warnings.catch_warnings():  # its mark is registered where the suites are run
-    warnings.simplefilter("ignore", pytest.PytestUnknownMarkWarning)
-    from direct import judged
 
 CASES = [c for c in all_cases().values() if c.operation == "conduct"]
 HERE = [c for c in CASES if c.recipe not in ON_CUDA]

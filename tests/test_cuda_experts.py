@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +16,7 @@ from conformance.cases import all_cases
 from conformance.data import moe_problem
 from conformance.data.sharding import shard, whole_layer
 from conformance.diagnosis import Diagnosis
+from conformance.direct import judged
 from conformance.goals import MoeGoal, SwigluGoal
 from conformance.goals.routing import AlignGoal, RoutingGoal
 from conformance.goals.sharding import ShardGoal
@@ -28,9 +27,6 @@ from cuda_kernels.mutants.experts import EXPERTS
 from cuda_kernels.runtime import HostRuntime
 from reference import mutants as oracle
 from reference.formats import ActivationFormat
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
-from direct import judged
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 

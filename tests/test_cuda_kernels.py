@@ -9,7 +9,6 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -22,6 +21,7 @@ from conformance.backends.cuda_kernels import CudaKernelsBackend, host_backend
 from conformance.cases import all_cases
 from conformance.data import linear_problem
 from conformance.diagnosis import Diagnosis
+from conformance.direct import judged
 from conformance.goals import LinearGoal, MoeGoal, QuantizationGoal
 from conformance.goals.dense import ArrayGoal
 from conformance.verdict import Outcome
@@ -34,9 +34,6 @@ from cuda_kernels.mutants.dense import DENSE
 from cuda_kernels.runtime import HostRuntime, LaunchError
 from cuda_kernels.sources import Library, SourceError, library, parse
 from reference import mutants as oracle
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
-from direct import judged
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 

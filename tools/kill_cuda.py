@@ -21,11 +21,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from direct import judged
-
 from conformance.backend import load_backend
 from conformance.cases import Case, all_cases
 from conformance.diagnosis import Diagnosis
+from conformance.direct import judged
 from conformance.goals import dense, moe, routing, sharding
 from conformance.goals.expected import ExpectedGoal
 from conformance.report.document import environment

@@ -45,13 +45,14 @@ def findings(verdicts: Sequence[Verdict]) -> list[Finding]:
     for verdict in verdicts:
         if verdict.fails:
             operation = verdict.case.partition("/")[0]
-            key = (verdict.backend, verdict.outcome, operation, _cause(verdict))
+            key = (verdict.backend, verdict.outcome, operation, cause_of(verdict))
             clusters.setdefault(key, []).append(verdict)
     found = [Finding(*key, tuple(sorted(group, key=_size))) for key, group in clusters.items()]
     return sorted(found, key=lambda finding: (-len(finding.verdicts), finding.smallest.case))
 
 
-def _cause(verdict: Verdict) -> str:
+def cause_of(verdict: Verdict) -> str:
+    """What failing cases of one finding share."""
     operation, *_, data = verdict.case.split("/")
     check = f"{data.rpartition('-')[0]}: " if operation == "conduct" else ""
     return check + _words(verdict)

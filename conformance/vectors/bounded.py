@@ -44,7 +44,8 @@ class Alternative:
 
 
 class NotStorable(Exception):
-    """An expectation that whole outputs cannot list: activation codes that may flip one by one (C63)."""
+    """An expectation that tensors cannot list: activation codes that may flip one by one (C63), selections by the
+    hundred."""
 
 
 def stored(by_contract: Mapping[str, Expected]) -> tuple[list[Alternative], dict[str, Array]]:

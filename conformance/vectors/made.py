@@ -7,7 +7,7 @@ those of the matrix, and numbers are rounded to the dtype of an answer, where th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -37,7 +37,7 @@ from conformance.vectors.document import MANIFEST, SCHEMA_VERSION, text_of
 from conformance.vectors.flags import FLAGS, flags_of
 from conformance.vectors.formats import file_of, format_of, moe_fields
 from conformance.vectors.tensors import dtype_name, encode
-from reference.bounds import Expected
+from reference.bounds import Contract, Expected
 from reference.rounding import E4M3
 from reference.routing import AcceptableRoutes, align
 from reference.weights import dequantize
@@ -136,7 +136,10 @@ def _suite() -> str:
 
 
 def _record(case: Case) -> dict[str, Any]:
-    inputs, extra, entries, control = _parts(case)
+    try:
+        inputs, extra, entries, control = parts(case, {name: CONTRACTS[name] for name in contracts_of(case)})
+    except NotStorable as error:
+        raise AssertionError(f"{case.id}: no vector: {error}; choose another case") from error
     expected = {role: array for _, tensors, _ in entries for role, array in tensors.items()}
     record: dict[str, Any] = {
         "id": case.id,
@@ -159,22 +162,33 @@ def _record(case: Case) -> dict[str, Any]:
 
 Entry = tuple[list[Alternative], Tensors, dict[str, Any]]
 Parts = tuple[Tensors, dict[str, Any], list[Entry], Tensors]
+Contracts = Mapping[str, Contract]
 
 
-def _parts(case: Case) -> Parts:
-    """Inputs, what the format has beside what the case says, the entries of what is expected, the control."""
-    return {
+def parts(case: Case, contracts: Contracts) -> Parts:
+    """Inputs, what the format has beside what the case says, the entries of what is expected, the control.
+
+    contracts: under which something is expected, by name; without any, the entries of bounded answers are left out.
+    Raises NotStorable for what tensors cannot say.
+    """
+    exact = {
         "packing": _packing,
         "dequantize": _dequantize,
+        "validation": _validation,
+        "moe_align": _align,
+        "sharding": _sharding,
+    }
+    if case.operation in exact:
+        return exact[case.operation](case)
+    own = {name: canonical(contract, case) for name, contract in contracts.items()}
+    return {
         "activation_quantization": _quantization,
         "linear": _linear,
-        "validation": _validation,
         "routing": _routing,
-        "moe_align": _align,
         "swiglu": _swiglu,
         "moe": _moe,
-        "sharding": _sharding,
-    }[case.operation](case)
+        "moe_parallel": _moe,  # of the whole layer
+    }[case.operation](case, own)
 
 
 def _exact(tensors: Tensors, **more: Any) -> Entry:
@@ -193,38 +207,31 @@ def _dequantize(case: Case) -> Parts:
     return tensors, {}, [_exact({"weight": dequantize(weight)})], {}
 
 
-def _by_contract(case: Case, expected: Any) -> dict[str, Any]:
-    """What is expected under each contract of a vector."""
-    return {name: expected(canonical(CONTRACTS[name], case)) for name in contracts_of(case)}
-
-
-def _bounded(case: Case, expected: Any) -> list[Entry]:
-    found: dict[str, Expected] = _by_contract(case, expected)
-    try:
-        alternatives, tensors = stored(found)
-    except NotStorable as error:
-        raise AssertionError(f"{case.id}: no vector: {error}; choose another case") from error
+def _bounded(contracts: Contracts, expected: Callable[[Contract], Expected]) -> list[Entry]:
+    if not contracts:
+        return []
+    alternatives, tensors = stored({name: expected(contract) for name, contract in contracts.items()})
     return [(alternatives, tensors, {})]
 
 
-def _linear(case: Case) -> Parts:
+def _linear(case: Case, contracts: Contracts) -> Parts:
     problem = linear_problem(case)
     inputs = dict(problem.checkpoint.tensors)
     inputs |= {f"x{i}": x for i, x in enumerate(problem.batches)}
-    return inputs, {}, _bounded(case, problem.expected), {}
+    return inputs, {}, _bounded(contracts, problem.expected), {}
 
 
-def _swiglu(case: Case) -> Parts:
+def _swiglu(case: Case, contracts: Contracts) -> Parts:
     problem = swiglu_problem(case)
-    return {"x": problem.x}, {}, _bounded(case, problem.expected), {}
+    return {"x": problem.x}, {}, _bounded(contracts, problem.expected), {}
 
 
-def _moe(case: Case) -> Parts:
+def _moe(case: Case, contracts: Contracts) -> Parts:
     problem = moe_problem(case)
     inputs = _layer(problem.checkpoint)
     for i, (x, weights, ids) in enumerate(problem.calls):
         inputs |= {f"x{i}": x, f"weights{i}": weights, f"ids{i}": ids}
-    return inputs, moe_fields(problem.checkpoint), _bounded(case, problem.expected), {}
+    return inputs, moe_fields(problem.checkpoint), _bounded(contracts, problem.expected), {}
 
 
 def _layer(checkpoint: MoeCheckpoint) -> Tensors:
@@ -263,22 +270,21 @@ def _align(case: Case) -> Parts:
     return inputs, {}, [_exact(dict(zip(names, right.arrays, strict=True)))], {}
 
 
-def _quantization(case: Case) -> Parts:
+def _quantization(case: Case, contracts: Contracts) -> Parts:
     problem = quantization_problem(case)
     found: dict[tuple[bytes, ...], tuple[str, list[str], Tensors]] = {}
     zero = None
-    for contract in contracts_of(case):
-        convention = canonical(CONTRACTS[contract], case).quantizer
-        legal = legal_of(problem.x, case.activation, convention, problem.input_scale)
+    for label, contract in contracts.items():
+        legal = legal_of(problem.x, case.activation, contract.quantizer, problem.input_scale)
         zero = legal.zero
         for name, tensors in _legal_tensors(case, legal):
             key = tuple(array.tobytes() for array in tensors.values())
-            _, contracts, _ = found.setdefault(key, (name, [], tensors))
-            contracts.append(contract)
+            _, labels, _ = found.setdefault(key, (name, [], tensors))
+            labels.append(label)
     assert zero is not None
-    alternatives = [Alternative(name, tuple(contracts), True) for name, contracts, _ in found.values()]
-    parts = [tensors for _, _, tensors in found.values()]
-    stacked = {role: np.stack([tensors[role] for tensors in parts]) for role in parts[0]}
+    alternatives = [Alternative(name, tuple(labels), True) for name, labels, _ in found.values()]
+    each = [tensors for _, _, tensors in found.values()]
+    stacked = {role: np.stack([tensors[role] for tensors in each]) for role in each[0]}
     stacked["zero"] = zero
     return {"x": problem.x}, {"input_scale": problem.input_scale}, [(alternatives, stacked, {})], {}
 
@@ -293,21 +299,20 @@ def _legal_tensors(case: Case, legal: LegalQuantizations) -> Iterable[tuple[str,
         yield name, tensors | ({"zero_point": zero[0]} if zero else {})
 
 
-def _routing(case: Case) -> Parts:
+def _routing(case: Case, contracts: Contracts) -> Parts:
     problem = routing_problem(case)
     found: dict[tuple[bytes, ...], tuple[list[str], Tensors]] = {}
-    for contract, acceptable in _by_contract(case, problem.acceptable).items():
-        tensors = _selections(case, acceptable)
+    for label, contract in contracts.items():
+        tensors = _selections(case, problem.acceptable(contract))
         if tensors is None:
             continue
         key = tuple(array.tobytes() for array in tensors.values())
-        found.setdefault(key, ([], tensors))[0].append(contract)
-    if not found:
-        raise AssertionError(f"{case.id}: no vector: a token has too many selections; choose another case")
+        found.setdefault(key, ([], tensors))[0].append(label)
+    if contracts and not found:
+        raise NotStorable("a token has too many selections")
     inputs = {"logits": problem.logits} | ({} if problem.bias is None else {"bias": problem.bias})
     entries: list[Entry] = [
-        ([Alternative("selections", tuple(contracts), False)], tensors, {})
-        for contracts, tensors in found.values()
+        ([Alternative("selections", tuple(labels), False)], tensors, {}) for labels, tensors in found.values()
     ]
     return inputs, {}, entries, {}
 

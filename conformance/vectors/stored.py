@@ -68,7 +68,7 @@ class Stored:
                 self.elsewhere.append(vector_id)
             elif vector_id in known:
                 self.cases[vector_id] = known[vector_id]
-                _check_case(vector, known[vector_id])
+                check_case(vector, known[vector_id])
             else:
                 raise VectorError(
                     f"{vector.place}: id: this suite has no such case; take the vectors of its version"
@@ -188,7 +188,7 @@ def _of_contract(
     raise VectorError(f"{vector.place}: it holds no expectation under {contract}")
 
 
-def _check_case(vector: Vector, case: Case) -> None:
+def check_case(vector: Vector, case: Case) -> None:
     """A vector's own words on its format are those of the case, or one of the two is another's."""
     if vector.operation != case.operation or vector.clauses != case.clauses:
         field = "clauses" if vector.operation == case.operation else "operation"
