@@ -57,7 +57,9 @@ def bench(context: typer.Context) -> None:
     from conformance.bench.plugin import EXIT_CODE
 
     suites = [f"conformance.suites.bench_{name}" for name in ("linear", "moe", "activation_quantization")]
-    os.environ.pop("PYTEST_XDIST_WORKER", None)  # of a run that started this one: pytest-benchmark would not time
+    os.environ.pop(
+        "PYTEST_XDIST_WORKER", None
+    )  # of a run that started this one: pytest-benchmark would not time
     _pytest(context, "bench.ini", suites, ["-p", "no:xdist"], EXIT_CODE)
 
 

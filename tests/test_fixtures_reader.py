@@ -75,13 +75,6 @@ def test_it_agrees_with_every_vector_under_every_contract(reader, contract):
     assert done.stdout in README
 
 
-def test_the_session_builds_and_runs_it():
-    command = [sys.executable, "-m", "nox", "-s", "fixtures-reader", "--", "--operation", "linear"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("linear: ") == len(MANIFEST["contracts"])
-
-
 # ---- a small set that can be changed
 
 
