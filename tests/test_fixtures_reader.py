@@ -9,7 +9,6 @@ import shlex
 import shutil
 import struct
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
