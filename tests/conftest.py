@@ -18,6 +18,15 @@ FAULTY = ROOT / "tests" / "backends" / "faulty.py"
 sys.path.insert(0, str(FAULTY.parent))
 
 
+@pytest.fixture(autouse=True)
+def fresh_diagnosis(monkeypatch):
+    """A process diagnoses for a while and remembers what fitted: no test spends or knows what is another's."""
+    from conformance import diagnosis
+
+    monkeypatch.setattr(diagnosis, "_spent", 0.0)
+    monkeypatch.setattr(diagnosis, "_fitted", {})
+
+
 @dataclass(frozen=True)
 class Run:
     code: int

@@ -35,6 +35,7 @@ QUICK = [i for i, c in CASES.items() if c.quick and promises(c)]
 _PARTS, _OF = 32, 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_no_quick_case_breaks_its_promise(part):
     """Every mutant that a case promises to see is refused, by the stated multiple of the bound. Half of the quick set;

@@ -64,8 +64,9 @@ def read(reader, *arguments, **env):
 # ---- all vectors
 
 
-@pytest.mark.parametrize("contract", MANIFEST["contracts"])
-def test_it_agrees_with_every_vector_under_every_contract(reader, contract):
+@pytest.mark.parametrize("contract", ["default", "compressed-tensors"])
+def test_it_agrees_with_every_vector(reader, contract):
+    """With the sanitizers; `nox -s fixtures-reader` asks every contract."""
     done = read(reader, FIXTURES, "--contract", contract)
     assert (done.returncode, done.stderr) == (0, "")
     count = {name: sum(v["operation"] == name for v in MANIFEST["vectors"]) for name in JUDGED}
@@ -381,6 +382,7 @@ def _refused(reader, folder, said, *arguments):
     assert said in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MALFORMED)
 def test_what_is_malformed_is_one_line(reader, small, name):
     change, said = MALFORMED[name]
@@ -413,6 +415,7 @@ MANIFESTS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_a_hostile_manifest_is_one_line(reader, small, name):
     change, said = MANIFESTS[name]
@@ -447,6 +450,7 @@ def test_names_of_files_do_not_leave_the_folder(reader, small):
     _refused(reader, folder, "it is no name of a file")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_random_damage_is_never_a_crash(reader, small, seed):
     """Bytes changed anywhere, digests made to fit: a verdict, or one line."""
@@ -674,10 +678,12 @@ def breakable(tmp_path_factory):
     return folder / "reader"
 
 
+@pytest.mark.slow
 def test_the_breakable_kernel_is_right_as_long_as_nothing_is_broken(breakable):
     assert read(breakable, FIXTURES).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, (_, _, vector_id) in FAULTS.items() if vector_id])
 def test_a_broken_kernel_fails(breakable, name):
     _, options, vector_id = FAULTS[name]
@@ -686,12 +692,14 @@ def test_a_broken_kernel_fails(breakable, name):
     assert f"FAILED {vector_id}: " in done.stdout
 
 
+@pytest.mark.slow
 def test_the_failure_that_the_readme_shows_is_a_real_one(breakable):
     (line,) = re.findall(r"^FAILED .*$", README, re.M)
     done = read(breakable, FIXTURES, "--operation", "packing", FAULT="high bits of straddling codes dropped")
     assert done.stdout.splitlines()[0] == line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contract", MANIFEST["contracts"])
 def test_what_is_right_depends_on_the_promise(breakable, contract):
     """Under the default a kernel may round its weights or not; who promises one must not do the other."""
@@ -701,6 +709,7 @@ def test_what_is_right_depends_on_the_promise(breakable, contract):
     assert read(breakable, FIXTURES, *options, FAULT="the other convention").returncode == 1
 
 
+@pytest.mark.slow
 def test_groups_that_do_not_divide_k(breakable, tmp_path):
     """A vector whose scales are as many as K / group_size rounded down: nothing else is wrong with it."""
     remainder = "validation/w3-g32-asym/bf16/group-remainder"

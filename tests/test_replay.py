@@ -126,6 +126,7 @@ FROM_TENSORS = (
 FROM_THE_RECIPE = ("conduct/w3-g32-asym/a16/bf16/linear/*/repeat-0", "conduct/*/moe/*/alternating-0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("query", [*FROM_TENSORS, *FROM_THE_RECIPE])
 def test_a_bundle_is_judged_like_its_case(tmp_path, query):
     case = first(query)
@@ -457,6 +458,7 @@ def test_from_a_failing_run_to_a_repaired_kernel(quantcts, tmp_path, capsys):
     assert not list(tmp_path.glob("bundles/*/*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("query", [*FROM_TENSORS[:1], *FROM_TENSORS[2:], *FROM_THE_RECIPE[:1]])
 def test_the_script_of_each_operation_runs(tmp_path, query):
     source = tmp_path / "off.py"
