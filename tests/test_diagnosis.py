@@ -47,6 +47,7 @@ NAMED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMED)
 def test_a_known_fault_is_named_with_its_distance(name, quantcts):
     query, words = NAMED[name]
