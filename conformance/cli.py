@@ -161,6 +161,7 @@ def gate(
     """Compare a report with a baseline: exit code 1 where anything conforms less, 2 where it is slower."""
     from conformance.gate.decision import gate as decide
     from conformance.gate.shown import markdown_of, text_of
+    from conformance.report.document import put
 
     if (baseline_bench is None) != (current_bench is None):
         raise RunError("--baseline-bench and --current-bench go together; give both or none")
@@ -169,7 +170,7 @@ def gate(
     bench = (baseline_bench, current_bench) if baseline_bench and current_bench else None
     decision = decide(baseline, current, waivers, bench, max_slowdown, subset)
     if markdown is not None:
-        _write(markdown, markdown_of(decision))
+        put(markdown, markdown_of(decision).encode())
     print(text_of(decision))
     raise SystemExit(decision.exit_code)
 
@@ -189,16 +190,6 @@ def replay(
     code, lines = again(bundles, backend)
     print("\n".join(lines))
     raise SystemExit(code)
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all. Raises RunError where it cannot be written."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
-    except OSError as error:
-        raise RunError(f"{path}: it cannot be written: {error.strerror}") from error
 
 
 @app.command()

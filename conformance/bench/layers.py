@@ -99,8 +99,9 @@ def linear_layer(name: str, case: Case) -> LinearLayer:
     return LinearLayer(case, Checkpoint(tensors, case.weight.to_quantization_args(), args, case.dtype))
 
 
+@lru_cache(maxsize=2)
 def activations(case: Case, seed: int) -> Array:
-    """x (M, K), normal."""
+    """x (M, K), normal. Drawn once for who is asked and for who judges; nobody writes into it."""
     rng = generator(f"{case.id}/{seed}")
     return rng.standard_normal((case.m, case.k), np.float32).astype(float_format(case.dtype).dtype)
 

@@ -64,12 +64,14 @@ def _nbytes(arrays: Sequence[Array]) -> int:
     return sum(array.nbytes for array in arrays)
 
 
-class LinearSubject:
-    """y (M, N) of x (M, K)."""
-
+class _OfWorkload:
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
         self.case: Case = workload.case
+
+
+class LinearSubject(_OfWorkload):
+    """y (M, N) of x (M, K)."""
 
     @cached_property
     def layer(self) -> LinearLayer:
@@ -100,12 +102,8 @@ class LinearSubject:
         return limits.plain(self.case.m, self.case.n, self.case.k)
 
 
-class ExpertsSubject:
+class ExpertsSubject(_OfWorkload):
     """y (T, H) of x (T, H), weights and ids (T, k)."""
-
-    def __init__(self, workload: Workload) -> None:
-        self.workload = workload
-        self.case: Case = workload.case
 
     @cached_property
     def layer(self) -> ExpertsLayer:
@@ -127,7 +125,7 @@ class ExpertsSubject:
         y = from_backend(output, backend, float_format(case.dtype).dtype, (case.m, case.k))
         return wrong_experts(self.layer, self.call(seed), seed, y, contract_of(backend, case))
 
-    @property
+    @cached_property
     def moved(self) -> int:
         """Of the experts that the tokens meet."""
         met = len(np.unique(self.call(0).ids)) / self.case.experts
@@ -144,12 +142,8 @@ class ExpertsSubject:
         return limits.plain(slots, 2 * case.n, case.k) + limits.plain(slots, case.k, case.n)
 
 
-class QuantizerSubject:
+class QuantizerSubject(_OfWorkload):
     """Codes (M, K) and scales (M, 1) of x (M, K)."""
-
-    def __init__(self, workload: Workload) -> None:
-        self.workload = workload
-        self.case: Case = workload.case
 
     def load(self, backend: Any) -> Callable[..., Any]:
         args = self.case.activation.to_quantization_args()
