@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from conformance.errors import EnvironmentMissing
+
 
 @dataclass(frozen=True)
 class _Tick:
@@ -63,6 +65,16 @@ def spread(seconds: Sequence[float]) -> float:
     half = len(seconds) // 2
     first, second = statistics.median(seconds[:half]), statistics.median(seconds[half:])
     return abs(first - second) / min(first, second)
+
+
+def do_bench(run: Callable[[], Any]) -> float:
+    """Seconds of a call as Triton's benchmark takes them: each call by itself, the cache overwritten before it.
+    Raises EnvironmentMissing without triton."""
+    try:
+        from triton import testing
+    except ModuleNotFoundError as error:
+        raise EnvironmentMissing("triton is not installed: its do_bench was asked for") from error
+    return float(testing.do_bench(run, return_mode="median")) / 1e3
 
 
 def gpu_state() -> dict[str, str]:

@@ -38,12 +38,13 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption("--backend", action="append", metavar="NAME", help="backend to time; may be repeated")
     group.addoption("--quick", action="store_true", help="one layer of each kind, four numbers of tokens")
     group.addoption("--cases", action="append", metavar="QUERY", help="time the workloads that it selects")
+    group.addoption("--do-bench", action="store_true", help="let triton.testing.do_bench time each call too")
 
 
 class Plugin:
     def __init__(self, config: pytest.Config) -> None:
         option = config.option
-        self.stand = Stand()
+        self.stand = Stand(do_bench=option.do_bench)
         self.backends, self.absent = _backends(option.backend or [])
         self.clocks = {name: Clock(device_of(backend)) for name, backend in self.backends.items()}
         every = {w.id: w for operation in SUBJECTS for w in workloads(operation)}

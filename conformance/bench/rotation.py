@@ -68,24 +68,39 @@ class Rotation:
         pairs = zip(self._functions, self._inputs, strict=True)
         self.outputs = [function(*inputs) for function, inputs in pairs]
 
+    def alone(self) -> Callable[[], Any]:
+        """The first call by itself, replayed where the round is replayed: the caller sees to its cache."""
+        function, inputs = self._functions[0], self._inputs[0]
+        if self._graph is None:
+            return lambda: function(*inputs)
+        graph = _captured(lambda: function(*inputs))
+        return lambda: graph.replay()
+
     def _capture(self) -> None:
         import torch
 
-        torch.cuda.synchronize()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.stream(stream):
-                self._call()
+            self._graph = _captured(self._call)
+            self._graph.replay()
             torch.cuda.synchronize()
-            with torch.cuda.graph(graph, stream=stream):
-                self._call()
-            graph.replay()
-            torch.cuda.synchronize()
-            self._graph = graph
-        except (
-            Exception
-        ):  # it synchronizes, or allocates where a capture forbids it: servers call it without a graph
+        except Exception:
+            # It synchronizes, or allocates where a capture forbids it: servers call it without a graph.
+            self._graph = None
             torch.cuda.synchronize()
             self._call()
+
+
+def _captured(call: Callable[[], Any]) -> Any:
+    """A CUDA graph of it, captured after a call on the same stream."""
+    import torch
+
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        call()
+    return graph

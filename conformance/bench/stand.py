@@ -11,7 +11,7 @@ import numpy as np
 
 from conformance.arrays import WrongAnswer
 from conformance.backend import Backend, device_of
-from conformance.bench.clocks import Clock, gpu_state, spread
+from conformance.bench.clocks import Clock, do_bench, gpu_state, spread
 from conformance.bench.limits import Limits
 from conformance.bench.rotation import Rotation, copies
 from conformance.bench.subjects import Subject
@@ -51,9 +51,11 @@ class Loaded:
 
 
 class Stand:
-    """limits: by device, measured when they are first asked for."""
+    """limits: by device, measured when they are first asked for. do_bench: whether Triton's benchmark takes the time
+    of each call as well, on a GPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, do_bench: bool = False) -> None:
+        self.do_bench = do_bench
         self.limits: dict[str, Limits] = {}
         self._loaded = Loaded()
 
@@ -76,6 +78,8 @@ class Stand:
             before = gpu_state() if device.startswith("cuda") else {}
             benchmark.pedantic(rotation.run, rounds=rounds, warmup_rounds=3)
             after = gpu_state() if device.startswith("cuda") else {}
+            if self.do_bench and device.startswith("cuda"):
+                benchmark.extra_info["do_bench_seconds"] = do_bench(rotation.alone())
             rotation.refresh(subject.inputs(1))
             rotation.run()
             try:
