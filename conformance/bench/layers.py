@@ -8,6 +8,7 @@ each of which stands at many places: what a place does to the answer shows where
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
@@ -84,9 +85,14 @@ class LinearLayer:
     @cached_property
     def joined(self) -> Float64Array:
         """Of each JOINED outputs the sum with signs of their rows of the weight: (N / JOINED, K)."""
-        starts = range(0, self.case.n, JOINED)
-        parts = (slice(start, start + JOINED) for start in starts)
-        return np.stack([self.signs[part] @ dequantize_exact(self.rows(part)) for part in parts])
+        signs = self.signs
+
+        def join(start: int) -> Float64Array:
+            part = slice(start, start + JOINED)
+            return np.asarray(signs[part] @ dequantize_exact(self.rows(part)))
+
+        with ThreadPoolExecutor() as threads:  # NumPy computes side by side
+            return np.stack(list(threads.map(join, range(0, self.case.n, JOINED))))
 
 
 @lru_cache(maxsize=1)

@@ -13,7 +13,16 @@ from typing import Any
 
 import pytest
 
-from conformance.backend import EVERY_CUDA, Backend, Support, cuda_backends, device_of, load_backend
+from conformance.backend import (
+    EVERY_CUDA,
+    Backend,
+    Support,
+    contract_of,
+    cuda_backends,
+    device_of,
+    load_backend,
+)
+from conformance.bench.ahead import Ahead
 from conformance.bench.clocks import Clock
 from conformance.bench.peers import compare
 from conformance.bench.stand import Stand, Untimed
@@ -53,6 +62,7 @@ class Plugin:
         if not chosen:
             raise RunError("the queries together leave no workload")
         self.workloads = [offered[i] for i in chosen]
+        self.ahead = Ahead()
         self.states: Counter[str] = Counter()
         self.config = config
 
@@ -75,14 +85,20 @@ class Plugin:
         items[:] = [i for i in items if not i.get_closest_marker("quantcts") or hasattr(i, "callspec")]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Compile what is compiled, on all cores."""
+        """Compile what is compiled, on all cores; meanwhile the oracle answers for what takes it long."""
+        claimed = {
+            name: [w for w in self.workloads if _says(backend, w).claimed]
+            for name, backend in self.backends.items()
+        }
+        backends = self.backends
+        self.ahead.begin((w, contract_of(backends[name], w.case)) for name in claimed for w in claimed[name])
         for name, backend in self.backends.items():
             prepare = getattr(backend, "prepare", None)
-            claimed = [w.case for w in self.workloads if _says(backend, w).claimed] if prepare else []
-            for number, line in enumerate(
-                prepare(claimed, os.cpu_count() or 1) if prepare and claimed else (), 1
-            ):
+            cases = [w.case for w in claimed[name]] if prepare else []
+            lines = prepare(cases, os.cpu_count() or 1) if prepare and cases else ()
+            for number, line in enumerate(lines, 1):
                 print(f"\rcompiling {name}: {number} kernels, {str(line)[:80]}", end="", file=sys.stderr)
+        self.ahead.end()
 
     @pytest.fixture
     def subject(self, workload: Workload) -> Subject:
@@ -95,6 +111,7 @@ class Plugin:
             if not said.claimed:
                 self.states["declines"] += 1
                 pytest.skip(f"declines: {said.reason}")
+            self.ahead.hand(subject, contract_of(_backend, workload.case))
             reason = ""
             try:
                 self.stand.time(subject, _backend, benchmark, self.clocks[_backend.name])

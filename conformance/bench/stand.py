@@ -69,24 +69,24 @@ class Stand:
         device = device_of(backend)
         limits = self.limits_of(device)
         floor = limits.floor(subject.moved, subject.operations, subject.workload.case.activation.kind)
-        with as_in_production():
-            rotation = self._rotation(subject, backend, device)
-            self._verify(subject, backend, rotation, 0, "before it is timed")
-            clock.calls = len(rotation.outputs)
-            once = max(clock.median(rotation.run, 3) * clock.calls, 1e-9)
-            rounds = min(max(int(LONG / once), LEAST), MOST)
-            before = gpu_state() if device.startswith("cuda") else {}
-            benchmark.pedantic(rotation.run, rounds=rounds, warmup_rounds=3)
-            after = gpu_state() if device.startswith("cuda") else {}
-            if self.do_bench and device.startswith("cuda"):
-                benchmark.extra_info["do_bench_seconds"] = do_bench(rotation.alone())
-            rotation.refresh(subject.inputs(1))
-            rotation.run()
-            try:
+        try:
+            with as_in_production():
+                rotation = self._rotation(subject, backend, device)
+                self._verify(subject, backend, rotation, 0, "before it is timed")
+                clock.calls = len(rotation.outputs)
+                once = max(clock.median(rotation.run, 3) * clock.calls, 1e-9)
+                rounds = min(max(int(LONG / once), LEAST), MOST)
+                before = gpu_state() if device.startswith("cuda") else {}
+                benchmark.pedantic(rotation.run, rounds=rounds, warmup_rounds=3)
+                after = gpu_state() if device.startswith("cuda") else {}
+                if self.do_bench and device.startswith("cuda"):
+                    benchmark.extra_info["do_bench_seconds"] = do_bench(rotation.alone())
+                rotation.refresh(subject.inputs(1))
+                rotation.run()
                 self._verify(subject, backend, rotation, 1, "on other inputs, after it was timed")
-            except Untimed:
-                benchmark.has_error = True  # no number
-                raise
+        except BaseException:
+            benchmark.has_error = True  # no number, whatever was timed
+            raise
         seconds = benchmark.stats.stats.data
         median = statistics.median(seconds)
         plain = subject.plain(limits)

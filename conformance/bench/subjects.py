@@ -26,6 +26,7 @@ from conformance.bench.verify import wrong_codes, wrong_experts, wrong_linear
 from conformance.bench.workloads import Workload
 from conformance.cases import Case
 from conformance.subject import handed_layer
+from reference.bounds import Contract, Expected
 from reference.rounding import E4M3, float_format
 
 Array = npt.NDArray[Any]
@@ -115,6 +116,10 @@ class ExpertsSubject(_OfWorkload):
 
     def call(self, seed: int) -> Routed:
         return routed(self.layer, self.case.m, seed)
+
+    def expect(self, contract: Contract, expected: Expected) -> None:
+        """What the oracle says of the layer's first token (verify.first_token), where it is known already."""
+        self.layer.once(("oracle", contract), lambda: expected)
 
     def inputs(self, seed: int) -> list[Array]:
         call = self.call(seed)
