@@ -13,6 +13,7 @@ from conformance.bench import stand as stands
 from conformance.bench.clocks import Clock, spread
 from conformance.bench.layers import JOINED
 from conformance.bench.limits import Limits
+from conformance.bench.plugin import STATES
 from conformance.bench.peers import compare
 from conformance.bench.rotation import Rotation
 from conformance.bench.stand import Stand, Untimed
@@ -421,6 +422,32 @@ def test_a_backend_with_a_fault_ends_with_1(quantcts):
     run = quantcts("bench", "--backend", f"{FAULTY}:scale_of_group_0", "--cases", layer)
     assert run.code == 1, run.output
     assert "wrong: before it is timed" in run.output
+
+
+STALE = """
+from conformance.backends.numpy import NumpyBackend
+
+class Stale(NumpyBackend):
+    name = "stale"
+
+    def quantize_activation(self, x, args, scale):
+        if not hasattr(self, "first"):
+            self.first = super().quantize_activation(x, args, scale)
+        return self.first
+"""
+
+
+def test_what_is_found_wrong_after_it_was_timed_has_no_record(quantcts, tmp_path):
+    (tmp_path / "stale.py").write_text(STALE)
+    words = ("--backend", f"{tmp_path}/stale.py:Stale", "--backend", "numpy", "--quick")
+    place = tmp_path / "bench.json"
+    cases = ("--cases", "activation_quantization/*/a-int8/*/m1", "--benchmark-json", place)
+    run = quantcts("bench", *words, *cases)
+    assert run.code == 1, run.output
+    assert "wrong: on other inputs, after it was timed" in run.output
+    document = json.loads(place.read_text())
+    assert [b["extra_info"]["backend"] for b in document["benchmarks"]] == ["numpy"]
+    assert document["quantcts"]["states"] == dict.fromkeys(STATES, 0) | {"timed": 1, "wrong": 1}
 
 
 def test_small_problems_of_the_matrix_agree_with_the_layers_of_the_benchmark():

@@ -98,9 +98,10 @@ def _captured(call: Callable[[], Any]) -> Any:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
+    # Around torch's own change of stream, which a capture that fails does not undo.
     with torch.cuda.stream(stream):
         call()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph, stream=stream):
-        call()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            call()
     return graph

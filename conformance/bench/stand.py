@@ -70,51 +70,55 @@ class Stand:
         limits = self.limits_of(device)
         floor = limits.floor(subject.moved, subject.operations, subject.workload.case.activation.kind)
         try:
-            with as_in_production():
-                rotation = self._rotation(subject, backend, device)
-                self._verify(subject, backend, rotation, 0, "before it is timed")
-                clock.calls = len(rotation.outputs)
-                once = max(clock.median(rotation.run, 3) * clock.calls, 1e-9)
-                rounds = min(max(int(LONG / once), LEAST), MOST)
-                before = gpu_state() if device.startswith("cuda") else {}
-                benchmark.pedantic(rotation.run, rounds=rounds, warmup_rounds=3)
-                after = gpu_state() if device.startswith("cuda") else {}
-                if self.do_bench and device.startswith("cuda"):
-                    benchmark.extra_info["do_bench_seconds"] = do_bench(rotation.alone())
-                rotation.refresh(subject.inputs(1))
-                rotation.run()
-                self._verify(subject, backend, rotation, 1, "on other inputs, after it was timed")
+            info, rotation = self._timed(subject, backend, benchmark, clock, device)
+            seconds = benchmark.stats.stats.data
+            median = statistics.median(seconds)
+            plain = subject.plain(limits)
+            benchmark.extra_info.update(
+                info,
+                workload=subject.workload.id,
+                operation=subject.workload.case.operation,
+                layer=subject.workload.layer,
+                tokens=subject.workload.case.m,
+                backend=backend.name,
+                device=device,
+                median_seconds=median,
+                noise=max(spread(seconds), 0.0),
+                bytes=subject.moved,
+                operations=subject.operations,
+                floor_seconds=floor,
+                fraction_of_floor=floor / median,
+                times_bf16=median / plain if plain else None,
+                copies=clock.calls,
+                graph=rotation.graph,
+            )
+            if median < floor * IMPOSSIBLE:
+                why = f"{median * 1e6:.2f} µs is less than the {floor * 1e6:.2f} µs that the device needs"
+                raise Untimed("invalid", f"{why}: a cache that was not cold, or work that was not done")
         except BaseException:
             benchmark.has_error = True  # no number, whatever was timed
             raise
-        seconds = benchmark.stats.stats.data
-        median = statistics.median(seconds)
-        plain = subject.plain(limits)
-        benchmark.extra_info.update(
-            {
-                "workload": subject.workload.id,
-                "operation": subject.workload.case.operation,
-                "layer": subject.workload.layer,
-                "tokens": subject.workload.case.m,
-                "backend": backend.name,
-                "device": device,
-                "median_seconds": median,
-                "noise": max(spread(seconds), 0.0),
-                "bytes": subject.moved,
-                "operations": subject.operations,
-                "floor_seconds": floor,
-                "fraction_of_floor": floor / median,
-                "times_bf16": median / plain if plain else None,
-                "copies": clock.calls,
-                "graph": rotation.graph,
-                "gpu_before": before,
-                "gpu_after": after,
-            }
-        )
-        if median < floor * IMPOSSIBLE:
-            benchmark.has_error = True
-            why = f"{median * 1e6:.2f} µs is less than the {floor * 1e6:.2f} µs that the device needs"
-            raise Untimed("invalid", f"{why}: a cache that was not cold, or work that was not done")
+
+    def _timed(
+        self, subject: Subject, backend: Backend, benchmark: Any, clock: Clock, device: str
+    ) -> tuple[dict[str, Any], Rotation]:
+        """Right before, timed, right after; what the device was like meanwhile."""
+        cuda = device.startswith("cuda")
+        with as_in_production():
+            rotation = self._rotation(subject, backend, device)
+            self._verify(subject, backend, rotation, 0, "before it is timed")
+            clock.calls = len(rotation.outputs)
+            once = max(clock.median(rotation.run, 3) * clock.calls, 1e-9)
+            rounds = min(max(int(LONG / once), LEAST), MOST)
+            info: dict[str, Any] = {"gpu_before": gpu_state() if cuda else {}}
+            benchmark.pedantic(rotation.run, rounds=rounds, warmup_rounds=3)
+            info["gpu_after"] = gpu_state() if cuda else {}
+            if self.do_bench and cuda:
+                info["do_bench_seconds"] = do_bench(rotation.alone())
+            rotation.refresh(subject.inputs(1))
+            rotation.run()
+            self._verify(subject, backend, rotation, 1, "on other inputs, after it was timed")
+        return info, rotation
 
     def _rotation(self, subject: Subject, backend: Backend, device: str) -> Rotation:
         try:
