@@ -13,20 +13,22 @@ from conformance.bench import stand as stands
 from conformance.bench.clocks import Clock, spread
 from conformance.bench.layers import JOINED
 from conformance.bench.limits import Limits
-from conformance.bench.plugin import STATES
 from conformance.bench.peers import compare
+from conformance.bench.plugin import STATES
 from conformance.bench.rotation import Rotation
 from conformance.bench.stand import Stand, Untimed
 from conformance.bench.subjects import ExpertsSubject, LinearSubject, QuantizerSubject
-from conformance.bench.verify import wrong_experts, wrong_linear
+from conformance.bench.verify import _projected, wrong_experts, wrong_linear
 from conformance.bench.workloads import LINEAR, MOE, TOKENS, Workload, workloads
 from conformance.cases import Case
 from conformance.data import linear_problem
+from reference.activations import quantize, quantizers
 from reference.bounds import Contract
 from reference.formats import ActivationFormat, WeightFormat
 from reference.linear import linear
 from reference.moe import MoeLayer, moe
 from reference.rounding import float_format, round_to
+from reference.weights import dequantize_exact
 
 BF16 = float_format("bf16")
 CONTRACT = Contract()
@@ -190,6 +192,24 @@ def test_joined_rows_are_sums_of_rows_with_signs():
     np.testing.assert_allclose(
         subject.layer.joined[0], subject.layer.signs[:JOINED] @ weight, rtol=0, atol=1e-12
     )
+
+
+def test_values_between_two_codes_may_all_go_either_way():
+    """A row whose largest is 3.0625: by amax * (1 / 448) its scale is an ulp off amax / 448, and values of 16 bits that
+    lie between two codes of the one have their codes in the other."""
+    subject = of_linear(4, activation="fp8")
+    case, orders = subject.case, list(quantizers(ActivationFormat(kind="fp8"), CONTRACT.quantizer, BF16))
+    every = np.arange(0x3E00, 0x4045, dtype=np.uint16).view(BF16.dtype)[None]
+    codes = [quantize(every, case.activation, order).codes for order in orders[:4]]
+    between = every[codes[3] != codes[0]]
+    x = np.resize(between, (4, 256))
+    x[:, 0] = every.max()
+    values = quantize(x, case.activation, orders[3]).dequantized()
+    y = round_to(values @ dequantize_exact(subject.layer.rows(slice(None))).T, BF16).astype(BF16.dtype)
+    assert not _projected(subject.layer, case, x, y, CONTRACT)
+    assert _projected(subject.layer, case, x, y, replace(CONTRACT, quantizer="compressed-tensors"))
+    y[:, 64:128] = y[:, 128:192]
+    assert _projected(subject.layer, case, x, y, CONTRACT)
 
 
 # ---- the stand
