@@ -109,9 +109,13 @@ def aligned(slots: torch.Tensor, experts: int, block: int) -> tuple[torch.Tensor
 
 def _counted(slots: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
     """How many slots (S) each expert has, and how many of its own come before each slot."""
-    own = slots[:, None] == torch.arange(experts, device=slots.device)
-    before = own.cumsum(0) - own.long()
-    return own.sum(0), before.gather(1, slots.clamp(min=0).long()[:, None])[:, 0]
+    owners = slots.long() + 1  # 0: none
+    counts = owners.new_zeros(experts + 1).scatter_add_(0, owners, torch.ones_like(owners))
+    order = torch.sort(owners, stable=True).indices
+    firsts = counts.cumsum(0) - counts
+    within = torch.empty_like(owners)
+    within[order] = torch.arange(len(slots), device=slots.device) - firsts[owners[order]]
+    return counts[1:], within
 
 
 def calls_of(case: Case, gemm: str) -> Iterator[tuple[str, tuple[int, int], int, str, tuple[int, int]]]:

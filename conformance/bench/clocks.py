@@ -68,7 +68,7 @@ def spread(seconds: Sequence[float]) -> float:
 
 
 def do_bench(run: Callable[[], Any]) -> float:
-    """Seconds of a call as Triton's benchmark takes them: each call by itself, the cache overwritten before it.
+    """Seconds of `run` as Triton's benchmark takes them: each time by itself, the cache overwritten before it.
     Raises EnvironmentMissing without triton."""
     try:
         from triton import testing

@@ -1,11 +1,14 @@
 """What the device can do, measured in the same run, and the least that a workload asks of it.
 
-A floor is the larger of two times: its bytes at the bandwidth of a copy, each tensor read or written once, and its
-operations at the rate of the largest matrix product of the kind.
+A floor is the larger of two times: its bytes at the bandwidth of memory, each tensor read or written once, and its
+operations at the rate of the largest matrix product of the kind. Both are upper limits: the fastest of several times,
+after the clocks have risen.
 """
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -16,12 +19,13 @@ from conformance.bench.rotation import copies
 _SIDE = 8192
 _COPIED = 1 << 30
 _ROUNDS = 10
+_WARM_UP = 0.2  # seconds
 
 
 @dataclass
 class Limits:
-    """bandwidth: bytes a second, read and written. rates: operations a second, by kind of activation; a kind that the
-    device has no matrix product for is absent."""
+    """bandwidth: bytes a second, of a copy, read and written, or of a sum, read, whichever is faster. rates: operations
+    a second, by kind of activation; a kind that the device has no matrix product for is absent."""
 
     device: str
     bandwidth: float
@@ -30,7 +34,7 @@ class Limits:
 
     @classmethod
     def of(cls, device: str) -> Limits:
-        return cls(device, _copy(device), _rates(device))
+        return cls(device, _bandwidth(device), _rates(device))
 
     def floor(self, moved: int, operations: int, kind: str) -> float:
         """Seconds. The rate of a kind without one is the fastest there is."""
@@ -50,7 +54,7 @@ class Limits:
                 for weight in weights:
                     torch.mm(x, weight.T)
 
-            self._plain[m, n, k] = _median(self.device, run, count)
+            self._plain[m, n, k] = statistics.median(_times(self.device, _replayed(self.device, run), count))
         return self._plain[m, n, k]
 
     def to_json(self) -> dict[str, Any]:
@@ -65,29 +69,40 @@ def _normal(device: str, *shape: int) -> Any:
     return torch.randn(*shape, device=device, generator=generator).to(torch.bfloat16)
 
 
-def _median(device: str, run: Callable[[], Any], calls: int) -> float:
-    """Seconds a call. On a GPU a graph is replayed, as what is compared with it."""
+def _replayed(device: str, run: Callable[[], Any]) -> Callable[[], Any]:
+    """On a GPU a graph of it, as what is compared with it."""
+    if not device.startswith("cuda"):
+        return run
+    import torch
+
+    run()
+    torch.cuda.synchronize()
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        run()
+    return lambda: captured.replay()
+
+
+def _times(device: str, run: Callable[[], Any], calls: int = 1) -> list[float]:
+    """Seconds a call, of several rounds."""
     clock = Clock(device)
     clock.calls = calls
-    if device.startswith("cuda"):
-        import torch
-
-        run()
-        torch.cuda.synchronize()
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured):
-            run()
-        run = captured.replay
-    return clock.median(run, _ROUNDS)
+    until = time.monotonic() + (_WARM_UP if device.startswith("cuda") else 0)
+    clock.rounds(run, 1)
+    while time.monotonic() < until:
+        clock.rounds(run, 1)
+    return clock.rounds(run, _ROUNDS)
 
 
-def _copy(device: str) -> float:
+def _bandwidth(device: str) -> float:
     import torch
 
     size = _COPIED if device.startswith("cuda") else _COPIED >> 3
-    source = torch.ones(size, dtype=torch.uint8, device=device)
+    source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
-    return 2 * size / _median(device, lambda: target.copy_(source), 1)
+    # Not replayed: a copy in a graph is left to the copy engine, which is slower than a kernel.
+    copied = 2 * size / min(_times(device, lambda: target.copy_(source)))
+    return max(copied, size / min(_times(device, source.sum)))
 
 
 def _rates(device: str) -> dict[str, float]:
@@ -108,7 +123,10 @@ def _rates(device: str) -> dict[str, float]:
     found = {}
     for kind, product in products.items():
         try:
-            found[kind] = 2 * side**3 / _median(device, product, 1)
+            found[kind] = 2 * side**3 / min(_times(device, product))
         except (RuntimeError, NotImplementedError):
             continue  # an older GPU has no such product
+    # torch's own product of integers is not a fast one; no GPU is faster with them than with as many bits of fp8.
+    if "int8" in found and "fp8" in found:
+        found["int8"] = max(found["int8"], found["fp8"])
     return found

@@ -47,7 +47,9 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption("--backend", action="append", metavar="NAME", help="backend to time; may be repeated")
     group.addoption("--quick", action="store_true", help="one layer of each kind, four numbers of tokens")
     group.addoption("--cases", action="append", metavar="QUERY", help="time the workloads that it selects")
-    group.addoption("--do-bench", action="store_true", help="let triton.testing.do_bench time each call too")
+    group.addoption(
+        "--do-bench", action="store_true", help="let triton.testing.do_bench time the same rounds too"
+    )
 
 
 class Plugin:

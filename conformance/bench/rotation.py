@@ -12,10 +12,13 @@ import numpy as np
 
 from conformance.arrays import Array, to_backend
 from conformance.backend import Backend, device_of
+from conformance.subject import describe
 
 # How much other memory lies between two uses of the same, in sizes of the cache
 APART = 3
 MOST, MOST_ON_CPU = 48, 2
+# Where memory lies changes a time by a few percent: it is the mean of several places, as far as so many bytes go.
+PLACES, BYTES_OF_PLACES = 8, 4 << 30
 
 
 def copies(bytes_of_a_call: int, device: str) -> int:
@@ -25,12 +28,13 @@ def copies(bytes_of_a_call: int, device: str) -> int:
     import torch
 
     cache = int(torch.cuda.get_device_properties(device).L2_cache_size)
-    return min(MOST, 1 + APART * cache // max(bytes_of_a_call, 1))
+    moved = max(bytes_of_a_call, 1)
+    return min(MOST, max(1 + APART * cache // moved, min(PLACES, BYTES_OF_PLACES // moved)))
 
 
 class Rotation:
     """functions: of a call, each made for memory of its own. inputs: its arrays, all of the same values; `refresh` puts
-    others there. graph: whether a graph is replayed."""
+    others there. ungraphed: why no graph is replayed, empty where one is."""
 
     def __init__(
         self, backend: Backend, functions: Sequence[Callable[..., Any]], inputs: Sequence[Array]
@@ -41,13 +45,10 @@ class Rotation:
         self._cuda = device_of(backend).startswith("cuda")
         self.outputs: list[Any] = []
         self._graph: Any = None
+        self.ungraphed = "" if self._cuda else "not on a GPU"
         self._call()  # loads and tunes what is loaded and tuned late
         if self._cuda:
             self._capture()
-
-    @property
-    def graph(self) -> bool:
-        return self._graph is not None
 
     def run(self) -> None:
         if self._graph is not None:
@@ -68,14 +69,6 @@ class Rotation:
         pairs = zip(self._functions, self._inputs, strict=True)
         self.outputs = [function(*inputs) for function, inputs in pairs]
 
-    def alone(self) -> Callable[[], Any]:
-        """The first call by itself, replayed where the round is replayed: the caller sees to its cache."""
-        function, inputs = self._functions[0], self._inputs[0]
-        if self._graph is None:
-            return lambda: function(*inputs)
-        graph = _captured(lambda: function(*inputs))
-        return lambda: graph.replay()
-
     def _capture(self) -> None:
         import torch
 
@@ -83,9 +76,9 @@ class Rotation:
             self._graph = _captured(self._call)
             self._graph.replay()
             torch.cuda.synchronize()
-        except Exception:
+        except Exception as error:
             # It synchronizes, or allocates where a capture forbids it: servers call it without a graph.
-            self._graph = None
+            self._graph, self.ungraphed = None, describe(error)
             torch.cuda.synchronize()
             self._call()
 
