@@ -46,6 +46,7 @@ def judge(session: nox.Session, name: str, backends: tuple[str, ...], workers: s
         *default("--report-markdown", f"reports/{name}.md"),
         *default("--junitxml", f"reports/{name}.xml"),
         *given,
+        interrupt_timeout=60.0, terminate_timeout=20.0,  # a run that is interrupted writes what it has
     )  # fmt: skip
 
 

@@ -29,9 +29,9 @@ app = typer.Typer(
 )
 def run(context: typer.Context) -> None:
     """Judge backends: [--backend NAME]... [--quick | --full] [--cases QUERY]... [--shard I/N] [--waivers FILE]
-    [--report FILE] [--report-html FILE] [--report-markdown FILE] [--vectors DIR] [--isolate] [--limit SECONDS]
-    [--no-kernels] [--gate FILE [--subset]] [--bundles DIR] [--bundle-limit N] [--shrink SECONDS]. The backend `cuda`
-    stands for all on a GPU.
+    [--report FILE [--resume]] [--report-html FILE] [--report-markdown FILE] [--vectors DIR] [--isolate]
+    [--limit SECONDS] [--no-kernels] [--gate FILE [--subset]] [--bundles DIR] [--bundle-limit N] [--shrink SECONDS].
+    The backend `cuda` stands for all on a GPU.
 
     What else is given goes to pytest (-k, -n 2, -x, --junitxml FILE, ...).
     """

@@ -29,6 +29,7 @@ from conformance.query import offered, part, select
 from conformance.replay.kept import DEFAULT_LIMIT as DEFAULT_BUNDLES
 from conformance.replay.kept import DEFAULT_SECONDS, Keeping, clear, default_folder
 from conformance.report.document import Report, environment, place_to_write, put
+from conformance.report.journal import Begun, part_of, read_journal
 from conformance.report.markdown import report_markdown
 from conformance.report.page import report_page
 from conformance.report.progress import Progress, compile_first
@@ -90,6 +91,11 @@ def add_options(parser: pytest.Parser) -> None:
         action="store_true",
         help="with --gate: what is judged is a part of the baseline, on purpose",
     )
+    size(
+        "--resume",
+        action="store_true",
+        help="go on with the run of the same --report that was cut off: judge what it has not judged",
+    )
     size("--bundles", metavar="DIR", help="leave a bundle of failing cases there (default: beside --report)")
     size(
         "--bundle-limit",
@@ -135,6 +141,8 @@ class Plugin:
             asked = option.backend or [DEFAULT_BACKEND]
             self.roster = Roster.of(asked, option.isolate, option.limit, not option.no_kernels)
         self.backends = self.roster.backends
+        self.begun = _begun(option, worker)
+        self.done = self.begun.done if self.begun else set()
         self.keeping = _keeping(option, self.roster.specs)
         self.keyword = bool(option.keyword)
         self.unheld = self._without_expectation()
@@ -149,7 +157,8 @@ class Plugin:
 
     def _pairs(self, operation: str) -> list[tuple[Case, Backend]]:
         pairs = in_turns(self.cases.get(operation, []), list(self.backends.values()))
-        return [(c, b) for c, b in pairs if not self._answered(c, b) and (c.id, b.name) not in self.unheld]
+        left_out = self.unheld | self.done
+        return [(c, b) for c, b in pairs if not self._answered(c, b) and (c.id, b.name) not in left_out]
 
     def _without_expectation(self) -> set[tuple[str, str]]:
         """Case and backend where the vector has no expectation under what the backend promises."""
@@ -175,7 +184,7 @@ class Plugin:
             for cases in self.cases.values()
             for c in cases
             for b in self.backends.values()
-            if isinstance(b, RemoteBackend) and self._answered(c, b)
+            if isinstance(b, RemoteBackend) and self._answered(c, b) and (c.id, b.name) not in self.done
         ]
 
     def ids(self, operation: str) -> list[str]:
@@ -248,6 +257,9 @@ class Keeper:
                 "sha256": self.vectors.set.digest,
                 "without_expectation": {name: counts[name] for name in self.backends if counts[name]},
             }
+        if plugin.begun:
+            plugin.begun.check(chosen, found)
+        self.begun = plugin.begun
         self.report = Report(found, chosen, sys.argv, plugin.roster.specs)
         self.progress: Progress | None = None
         self.pages = {
@@ -261,10 +273,10 @@ class Keeper:
         self.gate = ""
         self.keeping = plugin.keeping
         self.kept: list[str] = []  # of bundles, for a person
-        if self.keeping:
+        if self.keeping and not self.begun:
             clear(self.keeping.folder)
         path = config.option.report
-        self.journal = self.report.open(path) if path else None
+        self.journal = self.report.open(path, self.begun) if path else None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, Any, Any]:
@@ -280,9 +292,12 @@ class Keeper:
                     f"{count} of them hold no expectation under what {name} promises and are not judged: "
                     "`quantcts run` without --vectors judges those cases\n"
                 )
+        if self.begun:
+            write(f"{len(self.begun.verdicts)} verdicts of {self.begun.path} stand\n")
+            for verdict in self.begun.verdicts:
+                self._stands(verdict)
         for verdict in self.declined:
-            key = f"{verdict.case}@{verdict.backend}"
-            self.ledger.plan([key])
+            self.ledger.plan([key := f"{verdict.case}@{verdict.backend}"])
             self._enter(key, verdict)
         remote = [
             b for b in self.backends.values() if isinstance(b, RemoteBackend) and b.description.prepares
@@ -302,6 +317,7 @@ class Keeper:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         node.workerinput["quantcts"] = self.roster.to_json()
+        node.workerinput["begun"] = self.begun.length if self.begun else 0
         node.workerinput["vectors"] = self.vectors.set.digest if self.vectors else ""
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -351,21 +367,27 @@ class Keeper:
 
     def _enter(self, key: str, verdict: Verdict) -> None:
         self.report.wall = time.monotonic() - self.started
-        for waiver in self.waivers:
-            if waiver.covers(verdict):
-                verdict = waiver.apply(verdict)
-                break
-        self.ledger.enter(key, verdict)
         if self.journal:
             self.journal.write(verdict)
+        self.ledger.enter(key, self._waived(verdict))
         if self.progress:
             self.progress.show(self.ledger)
+
+    def _stands(self, verdict: Verdict) -> None:
+        """A verdict of the run that goes on."""
+        self.ledger.plan([key := f"{verdict.case}@{verdict.backend}"])
+        self.ledger.enter(key, self._waived(verdict))
+
+    def _waived(self, verdict: Verdict) -> Verdict:
+        waiver = next((w for w in self.waivers if w.covers(verdict)), None)
+        return waiver.apply(verdict) if waiver else verdict
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         self._compare_with_selection()
         if exitstatus in _BROKEN_DOWN:
-            self.ledger.faults.append("the run was interrupted or broke down")
+            on = "; with --resume it goes on" if self.journal else ""
+            self.ledger.faults.append(f"the run was interrupted or broke down{on}")
             code = ExitCode.ENVIRONMENT
         else:
             code = self.ledger.exit_code
@@ -377,7 +399,7 @@ class Keeper:
         for path, page in self.pages.items():
             put(path, page(document).encode())
         if self.journal:
-            self.journal.close()
+            self.journal.close(served=exitstatus not in _BROKEN_DOWN)
         if self.keeping and exitstatus not in _BROKEN_DOWN:
             verdicts = list(self.ledger.verdicts.values())
             try:
@@ -456,6 +478,16 @@ def _keeping(option: Any, specs: Mapping[str, str]) -> Keeping | None:
         return None
     folder = Path(option.bundles) if option.bundles else default_folder(option.report)
     return Keeping(folder, option.bundle_limit, specs)
+
+
+def _begun(option: Any, worker: Mapping[str, Any] | None) -> Begun | None:
+    """The run that goes on. A worker reads what the controller has read, which writes behind it."""
+    if not option.resume:
+        return None
+    if not option.report:
+        raise RunError("--resume: name the --report of the run that was cut off")
+    length = int(worker["begun"]) if worker is not None else None
+    return read_journal(part_of(Path(option.report)), length)
 
 
 def selection(config: pytest.Config) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from conformance.errors import RunError
 from conformance.exitcodes import ExitCode
 from conformance.ledger import Ledger
 from conformance.query import matcher
-from conformance.report.document import Journal, Report, environment
+from conformance.report.document import Report, environment
+from conformance.report.journal import Journal
 from conformance.report.progress import Progress
 from conformance.report.terminal import print_report
 from reference.errors import QuantizationError

@@ -1,7 +1,7 @@
 """report.json: the source of every other report, with a versioned schema (schema.json).
 
-While a run goes on, each verdict is appended to `<report>.part`, so that what was judged survives a crash
-of the run itself. The report is written beside it and renamed into place: it is whole or absent.
+While a run goes on, each verdict is appended to `<report>.part` (journal.py), so that what was judged survives a
+crash of the run itself. The report is written beside it and renamed into place: it is whole or absent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import jsonschema
 
@@ -31,6 +31,7 @@ from conformance.exitcodes import ExitCode
 from conformance.isolation.remote import RemoteBackend
 from conformance.ledger import Ledger
 from conformance.report.findings import findings
+from conformance.report.journal import Begun, Journal, part_of
 from conformance.verdict import Outcome, Verdict
 from reference import SPECIFICATION_VERSION
 from reference.bounds import false_alarm_bound
@@ -95,23 +96,6 @@ def _version(package: str) -> str | None:
         return None
 
 
-class Journal:
-    """Verdicts on disk while the run goes on."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file: TextIO = path.open("w", encoding="utf-8")
-
-    def write(self, verdict: Verdict) -> None:
-        self._file.write(json.dumps(verdict.to_json()) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        """The report is written: the journal has served."""
-        self._file.close()
-        self.path.unlink(missing_ok=True)
-
-
 @dataclass
 class Report:
     """A run's report. `document` is complete after `finish`."""
@@ -125,11 +109,16 @@ class Report:
     exit_code: ExitCode = ExitCode.ENVIRONMENT
     started: str = field(default_factory=lambda: _now())
     wall: float = 0.0  # seconds from the first case to the last
+    resumed: int = 0  # verdicts of a run that was cut off and goes on
 
-    def open(self, path: str) -> Journal:
-        """Take the place to write to, before anything is judged. Raises RunError when it is no place."""
+    def open(self, path: str, begun: Begun | None = None) -> Journal:
+        """Take the place to write to, before anything is judged. begun: the run that goes on. Raises RunError when it
+        is no place."""
         self.path = place_to_write("--report", path)
-        return Journal(self.path.with_name(self.path.name + ".part"))
+        if begun is not None:
+            self.started, self.resumed = begun.head["started"], len(begun.verdicts)
+        head = {"started": self.started, "selection": self.selection, "environment": self.environment}
+        return Journal(part_of(self.path), head, begun)
 
     def finish(self, ledger: Ledger, exit_code: ExitCode) -> None:
         """Complete the document and write it, if there is a place."""
@@ -153,6 +142,7 @@ class Report:
             "finished": _now(),
             "command": [Path(self.command[0]).name, *self.command[1:]] if self.command else [],
             "selection": self.selection,
+            **({"resumed": self.resumed} if self.resumed else {}),
             "environment": {
                 **self.environment,
                 "backends": [

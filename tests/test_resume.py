@@ -1,0 +1,153 @@
+"""A run that is cut off goes on with --resume: nothing is judged twice, nothing is lost, nothing else is continued."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT
+
+CUT_OFF = """
+import os
+from pathlib import Path
+
+from conformance.backends.numpy import NumpyBackend
+
+FOLDER = Path(__file__).parent
+
+
+class CutOff(NumpyBackend):
+    name = "cut_off"
+
+    def dequantize(self, checkpoint):
+        with open(FOLDER / "calls", "a") as calls:
+            calls.write(".")
+        if not (FOLDER / "whole").exists() and (FOLDER / "calls").stat().st_size >= 5:
+            os._exit(9)
+        return super().dequantize(checkpoint)
+"""
+CASES = ("--cases", "dequantize/w4-{g128,g32}-sym/*", "--cases", "packing/w4/dim1/*")
+
+
+@pytest.fixture
+def cut_off(quantcts, tmp_path):
+    """A run that ended in its fifth call; what asks the same again."""
+    (tmp_path / "cut_off.py").write_text(CUT_OFF)
+    words = ("run", "--backend", f"{tmp_path}/cut_off.py:CutOff", *CASES, "--bundle-limit", "0")
+    assert quantcts(*words).code == 9
+    assert not (tmp_path / "report.json").exists()
+    (tmp_path / "whole").touch()
+    return words
+
+
+def calls(tmp_path):
+    return (tmp_path / "calls").stat().st_size
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+def test_what_was_judged_stands_and_the_rest_is_judged(quantcts, cut_off, tmp_path, workers):
+    part = tmp_path / "report.json.part"
+    judged = [json.loads(line)["case"] for line in part.read_text().splitlines()[1:]]
+    assert len(judged) >= 4
+    run = quantcts(*cut_off, "--resume", *workers)
+    assert run.code == 0, run.output
+    assert f"{len(judged)} verdicts of {part} stand" in run.output
+    assert not part.exists()
+    whole = quantcts(*cut_off)
+    assert run.outcomes == whole.outcomes
+    assert run.report["resumed"] == len(judged)
+    assert "resumed" not in whole.report
+    assert run.report["ledger"] == whole.report["ledger"]
+    dequantized = [c for c in whole.outcomes if c.startswith("dequantize")]
+    # The case that ended the first run was asked once more; then all of them by the whole run.
+    assert calls(tmp_path) == 2 * len(dequantized) + 1
+
+
+def test_a_line_that_was_being_written_does_not_count(quantcts, cut_off, tmp_path):
+    part = tmp_path / "report.json.part"
+    part.write_bytes(part.read_bytes() + b'{"case": "dequan')
+    (tmp_path / "whole").unlink()
+    assert quantcts(*cut_off, "--resume").code == 9  # cut off once more, in its first call
+    assert all(json.loads(line) for line in part.read_text().splitlines())
+    (tmp_path / "whole").touch()
+    run = quantcts(*cut_off, "--resume")
+    assert run.code == 0, run.output
+
+
+def test_another_run_is_not_continued(quantcts, cut_off, tmp_path):
+    part = tmp_path / "report.json.part"
+    before = part.read_bytes()
+    run = quantcts(*cut_off, "--resume", "--cases", "linear/*")
+    assert run.code == 3
+    assert f"{part}: queries: " in run.output
+    assert "start anew without --resume" in run.output
+    lines = before.splitlines(keepends=True)
+    head = json.loads(lines[0])
+    head["environment"]["packages"]["numpy"] = "1.0"
+    part.write_bytes(json.dumps(head).encode() + b"\n" + b"".join(lines[1:]))
+    run = quantcts(*cut_off, "--resume")
+    assert run.code == 3
+    assert f"{part}: packages: " in run.output
+    assert part.read_bytes().splitlines()[1:] == before.splitlines()[1:]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "is not there: no run with this --report was cut off"),
+        ("", "it is empty"),
+        ('{"journal": "quantcts-journal/0"}\n', "line 1: it is of quantcts-journal/0"),
+        ("{}\n", "line 1: 'journal'"),
+        ('{"journal": "quantcts-journal/1"}\nnothing\n', "line 2: "),
+    ],
+)
+def test_what_is_no_journal_is_one_line(quantcts, tmp_path, content, said):
+    if content is not None:
+        (tmp_path / "report.json.part").write_text(content)
+    run = quantcts("run", "--backend", "numpy", *CASES, "--resume")
+    assert run.code == 3
+    assert said in run.output
+    assert len(run.output.strip().splitlines()) == 1
+
+
+def test_without_a_report_there_is_nothing_to_go_on_with(tmp_path):
+    words = ("run", "--backend", "numpy", *CASES, "--resume")
+    done = subprocess.run(
+        [sys.executable, "-m", "quantcts", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3
+    assert "name the --report" in done.stdout + done.stderr
+
+
+def test_an_interrupted_run_says_how_it_goes_on(tmp_path):
+    place = tmp_path / "report.json"
+    words = (
+        "run",
+        "--backend",
+        "numpy",
+        "--quick",
+        "--cases",
+        "moe/*",
+        "--report",
+        place,
+        "--bundle-limit",
+        "0",
+    )
+    run = subprocess.Popen(
+        [sys.executable, "-m", "quantcts", *map(str, words)],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "PYTEST_ADDOPTS": ""},
+    )  # fmt: skip
+    part = tmp_path / "report.json.part"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (part.exists() and part.read_text().count("\n") > 2):
+        time.sleep(0.1)
+    run.send_signal(signal.SIGINT)
+    output, _ = run.communicate(timeout=60)
+    assert run.returncode == 4, output
+    assert "with --resume it goes on" in output
+    assert json.loads(place.read_text())["ledger"]["judged"] >= 1
+    assert part.exists()
