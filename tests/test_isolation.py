@@ -1,6 +1,10 @@
 """What a backend breaks in its own process costs the case that broke it, and no other."""
 
 import re
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,6 +91,50 @@ def test_what_goes_wrong_in_a_preparation_is_said_and_left_to_the_cases(quantcts
     assert run.code == 0
     assert "compiled fails_to_prepare: 1 kernels in" in run.output
     assert "and then: RuntimeError: the compiler is not there" in run.output
+
+
+COMPILES_FOR_EVER = """
+import os
+import time
+from pathlib import Path
+
+from conformance.backends.numpy import NumpyBackend
+
+
+class CompilesForEver(NumpyBackend):
+    name = "compiles_for_ever"
+
+    def prepare(self, cases, workers):
+        (Path(__file__).parent / "pid").write_text(str(os.getpid()))
+        time.sleep(600)
+        yield "never"
+"""
+
+
+def test_what_compiles_ends_with_a_run_that_is_killed(tmp_path):
+    (tmp_path / "ever.py").write_text(COMPILES_FOR_EVER)
+    words = (
+        "run",
+        "--backend",
+        f"{tmp_path}/ever.py:CompilesForEver",
+        "--isolate",
+        "--cases",
+        "packing/w4/*",
+    )
+    run = subprocess.Popen([sys.executable, "-m", "quantcts", *words], cwd=ROOT)
+    place = tmp_path / "pid"
+    wait_until(lambda: place.exists() and place.read_text(), 60)
+    host = Path("/proc", place.read_text())
+    run.kill()
+    run.wait()
+    wait_until(lambda: not host.exists(), 20)
+
+
+def wait_until(holds, seconds):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 @pytest.mark.parametrize(

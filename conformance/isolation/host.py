@@ -13,6 +13,8 @@ import os
 import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection, wait
@@ -39,6 +41,8 @@ STARTED = "started"
 LINE, END = "line", "end"
 # A judge that asked may be gone: past its limit and this the host ends itself.
 GRACE_SECONDS = 10.0
+# For a host to end by itself when its run has ended.
+LINGER_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,7 @@ def serve(spec: str, path: str, gpu: int | None, lifeline: Connection, profiled:
     description = Description.of(backend)
     lifeline.send(description)
     host = _Host(backend, spec, profiled)
+    threading.Thread(target=_end_with, args=(lifeline,), daemon=True, name="quantcts-lifeline").start()
     try:
         if not description.prepares:
             host.start_profiler()
@@ -120,6 +125,14 @@ def serve(spec: str, path: str, gpu: int | None, lifeline: Connection, profiled:
     except Ended:
         sys.stdout.flush()
         os._exit(1)  # a destroyed context can hang in its destructors
+
+
+def _end_with(lifeline: Connection) -> None:
+    """End the process some time after its supervisor, whatever it compiles or waits for: a killed run closes nothing
+    but its files."""
+    wait([lifeline])
+    time.sleep(LINGER_SECONDS)
+    os._exit(1)
 
 
 def seen_first(gpu: int) -> str:
