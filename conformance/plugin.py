@@ -144,6 +144,7 @@ class Plugin:
         self.begun = _begun(option, worker)
         self.done = self.begun.done if self.begun else set()
         self.keeping = _keeping(option, self.roster.specs)
+        self.bundling = 0.0
         self.keyword = bool(option.keyword)
         self.unheld = self._without_expectation()
 
@@ -230,8 +231,27 @@ class Plugin:
         if report.when == "call" and verdict is not None and (report.passed or verdict.fails):
             report.quantcts = verdict.to_json()
             if judge is not None and verdict.fails and self.keeping:
+                start = time.monotonic()
                 report.unkept = self.keeping.keep(judge)
+                self.bundling += time.monotonic() - start
         return report
+
+    def spent(self) -> dict[str, float]:
+        """What this judge of isolated backends did, in seconds."""
+        remote = [b for b in self.backends.values() if isinstance(b, RemoteBackend)]
+        if not remote:
+            return {}
+        waiting, asking = sum(b.waiting for b in remote), sum(b.asking for b in remote)
+        return {
+            "judges": 1,
+            "waiting for backends": waiting,
+            "their answers": asking,
+            "bundles": self.bundling,
+        }
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["quantcts"] = self.spent()
 
 
 class Keeper:
@@ -273,6 +293,7 @@ class Keeper:
         self.gate = ""
         self.keeping = plugin.keeping
         self.kept: list[str] = []  # of bundles, for a person
+        self.plugin, self.spent = plugin, Counter[str]()
         if self.keeping and not self.begun:
             clear(self.keeping.folder)
         path = config.option.report
@@ -323,6 +344,11 @@ class Keeper:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         if not _distributes(self.config):
             self.ledger.plan(item.nodeid for item in session.items if item.get_closest_marker("quantcts"))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """A worker has ended, by itself or not."""
+        self.spent += Counter(getattr(node, "workeroutput", {}).get("quantcts", {}))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
@@ -391,6 +417,7 @@ class Keeper:
             code = ExitCode.ENVIRONMENT
         else:
             code = self.ledger.exit_code
+        self.report.judging = dict(self.spent) or ({} if _distributes(self.config) else self.plugin.spent())
         self.report.finish(self.ledger, code)
         code = worst(code, self._gated())
         session.exitstatus = code

@@ -93,6 +93,18 @@ def test_what_goes_wrong_in_a_preparation_is_said_and_left_to_the_cases(quantcts
     assert "and then: RuntimeError: the compiler is not there" in run.output
 
 
+@pytest.mark.parametrize(("options", "judges"), [((), 1), (("-n", "2"), 2)])
+def test_a_report_says_what_its_judges_waited_for(quantcts, options, judges):
+    words = ("--backend", "numpy", "--backend", "torch_cpu", "--isolate", "--cases", CASES)
+    run = quantcts("run", *words, *options)
+    assert run.code == 0, run.output
+    spent = run.report["seconds"]["judging"]
+    assert spent["judges"] == judges
+    assert spent["their answers"] > 0
+    assert spent["waiting for backends"] > 0
+    assert f"of the time of {judges} judges: oracle and comparison " in run.output
+
+
 COMPILES_FOR_EVER = """
 import os
 import time

@@ -31,7 +31,8 @@ LOADING_SECONDS = 60.0
 class RemoteBackend:
     """Stands for a backend that is hosted elsewhere. worker: which of the judges asks; they share the GPUs.
 
-    limit: seconds that one question may take.
+    limit: seconds that one question may take. waiting, asking: seconds of this judge until its questions had their
+    turn, and from there until they were answered.
     """
 
     arrays = "numpy"
@@ -48,6 +49,7 @@ class RemoteBackend:
         # Of another process that is to see the same GPU
         self.variables = {"CUDA_VISIBLE_DEVICES": seen_first(gpu)} if len(place.paths) > 1 else {}
         self.limit = limit
+        self.waiting = self.asking = 0.0
         self._connection: Connection | None = None
 
     def lacks(self, case: Case) -> str | None:
@@ -73,19 +75,29 @@ class RemoteBackend:
     ) -> tuple[Said | None, Answer | None]:
         """What the backend says beforehand, None where that was lost or raised, and its answer: a crash where the host
         died of the question or did not answer in time."""
+        asked = time.monotonic()
+        try:
+            connection, pid = self._turn(("ask", case, operation, arguments, self.limit))
+        except _Failed as failed:
+            return None, Answer(crash=str(failed))
+        start = time.monotonic()
+        self.waiting += start - asked
+        try:
+            return self._answered(connection, pid, start)
+        finally:
+            self.asking += time.monotonic() - start
+
+    def _turn(self, request: Any) -> tuple[Connection, int]:
         for _ in range(ATTEMPTS):
             try:
-                connection, pid = self._begun(("ask", case, operation, arguments, self.limit))
-                break
+                return self._begun(request)
             except _Gone:
                 continue  # it died of what another judge asked
-            except _Failed as failed:
-                return None, Answer(crash=str(failed))
-        else:
-            return None, Answer(crash=f"its process ended {ATTEMPTS} times before it took the question")
+        raise _Failed(f"its process ended {ATTEMPTS} times before it took the question")
+
+    def _answered(self, connection: Connection, pid: int, start: float) -> tuple[Said | None, Answer | None]:
         log = _log_size(self._path)
         said: Said | None = None
-        start = time.monotonic()
         try:
             first = self._received(connection, start)
             if isinstance(first, str):

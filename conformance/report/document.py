@@ -17,6 +17,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
@@ -78,6 +79,7 @@ def _libraries(backend: Backend) -> dict[str, str]:
     return {name: _version(name) or "unknown" for name in libraries_of(backend)}
 
 
+@cache
 def gpus() -> list[str]:
     """Name, architecture and driver of each GPU, as the driver's own tool says."""
     command = ["nvidia-smi", "--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader"]
@@ -109,6 +111,8 @@ class Report:
     exit_code: ExitCode = ExitCode.ENVIRONMENT
     started: str = field(default_factory=lambda: _now())
     wall: float = 0.0  # seconds from the first case to the last
+    # Of the judges of isolated backends together: how many, and seconds by what they did
+    judging: Mapping[str, float] = field(default_factory=dict)
     resumed: int = 0  # verdicts of a run that was cut off and goes on
 
     def open(self, path: str, begun: Begun | None = None) -> Journal:
@@ -161,6 +165,7 @@ class Report:
                 "oracle": round(sum(v.oracle_seconds for v in verdicts), 3),
                 "backend": round(sum(v.backend_seconds for v in verdicts), 3),
                 "wall": round(self.wall, 3),
+                **({"judging": {k: round(v, 3) for k, v in self.judging.items()}} if self.judging else {}),
             },
             "confidence": {
                 "elements": self.elements,

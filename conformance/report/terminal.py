@@ -212,6 +212,13 @@ def _print_busiest(console: Console, report: Report) -> None:
         console.print(
             f"judged in {report.wall:.1f} s; {name} computed for {busy[name]:.1f} s of them ({share:.0f} %)"
         )
+    spent = dict(report.judging)
+    judges = spent.pop("judges", 0)
+    if judges and report.wall > 0:
+        oracle = sum(v.oracle_seconds for v in report.ledger.verdicts.values())
+        shares = {"oracle and comparison": oracle, **spent}
+        text = ", ".join(f"{what} {100 * s / judges / report.wall:.0f} %" for what, s in shares.items())
+        console.print(f"of the time of {judges:.0f} judges: {text}")
 
 
 def kernel_counts(verdicts: Sequence[Verdict]) -> dict[str, int]:
