@@ -3,7 +3,7 @@
 A quantizer reads activations x (M, K) of 16 bits and gives codes (M, K), scales and, where the format is
 asymmetric, zero points; (code - zero point) * scale is what the product is taken of. Two conventions exist and
 a backend declares its own: `kernel` (float32 arithmetic, scale = amax / 127, as vLLM's and Humming's kernels)
-and `compressed-tensors` (arithmetic in the dtype of x, scale = amax / 127.5). Inside a convention the order
+and `compressed-tensors` (scale = amax / 127.5 in the dtype of x). Inside a convention the order
 of the float32 operations is open; each order is a `Quantizer`, and they differ in codes only where
 x / scale lies within `CODE_SLACK` of a rounding boundary.
 """
@@ -102,6 +102,8 @@ def quantizers(fmt: ActivationFormat, convention: Convention, dtype: FloatFormat
         # Its CPU path divides in the dtype of x, its CUDA path in float32, as both do by a float32 scale.
         for quotient in (dtype, _FP32):
             yield Quantizer("half-range", dtype, quotient, zero_scale=dtype.eps)
+        if fmt.kind == "int8" and fmt.symmetric:  # torchao's Int8Tensor
+            yield Quantizer("half-range", dtype, _FP32, code_by="reciprocal", zero_scale=dtype.eps)
         return
     if convention != "kernel":
         raise FormatError(f"quantizer: {convention!r} is neither 'kernel' nor 'compressed-tensors'")

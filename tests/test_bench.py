@@ -212,6 +212,33 @@ def test_values_between_two_codes_may_all_go_either_way():
     assert _projected(subject.layer, case, x, y, CONTRACT)
 
 
+def by_torchaos_arithmetic(subject, x, rounded=np.rint):
+    """Codes are x times the reciprocal of a scale of 16 bits, sums meet the scales one after the other."""
+    weight = subject.layer.rows(slice(None))
+    scale = (np.abs(x).max(axis=1, keepdims=True) / BF16.dtype.type(127.5)).astype(np.float32)
+    codes = np.clip(rounded(x.astype(np.float32) * (np.float32(1) / scale)), -128, 127)
+    sums = (codes.astype(np.float64) @ weight.codes.astype(np.float64).T).astype(np.float32)
+    return (sums * scale).astype(BF16.dtype) * weight.scale[:, 0]
+
+
+def test_codes_may_be_products_with_the_reciprocal_of_a_scale_of_16_bits():
+    """In a row whose largest is 3.484375, 0.177734375 and 0.396484375 are 6.5 and 14.5 of its scale: x / s has codes 6
+    and 14, x * (1 / s) has 7 and 15."""
+    subject = of_linear(8, WeightFormat.of(8, -1, True), "int8")
+    case = subject.case
+    contract = Contract(
+        weights="rounded", integers="int32", quantizer="compressed-tensors", epilogue="16-bit"
+    )
+    x = np.clip(subject.inputs(0)[0].astype(np.float32), -3, 3).astype(BF16.dtype)
+    x[3, 0], x[3, 1:60] = 3.484375, np.resize([0.177734375, -0.396484375], 59)
+    how = list(quantizers(case.activation, contract.quantizer, BF16))[1]
+    assert quantize(x, case.activation, how).codes[3, 1:3].tolist() == [6, -14]
+    assert wrong_linear(subject.layer, case, x, by_torchaos_arithmetic(subject, x), contract) == ""
+    assert "sampled" in wrong_linear(
+        subject.layer, case, x, by_torchaos_arithmetic(subject, x, np.trunc), contract
+    )
+
+
 # ---- the stand
 
 

@@ -289,7 +289,7 @@ def test_the_hypotheses_of_quantized_activations_carry_the_order_of_operations(a
     found = [orders_in(name, orders) for name in names_of(p, intermediates="fp32", quantizer=convention)]
     assert {bits for _, bits in found} == {EXACT}
     if convention == "compressed-tensors":  # a quotient of 16 bits or of 32, the same in both projections
-        assert sorted([q.name for q in order] for order, _ in found) == [[q.name] for q in orders]
+        assert sorted([q.name for q in order] for order, _ in found) == [[q.name] for q in orders[:2]]
     else:  # the drawn tokens leave no order open; what fp8 floors is a scale
         assert {q[0] for q, _ in found} == {orders[0]}
         assert all(q[1].floor for q, _ in found if len(q) > 1)

@@ -195,6 +195,12 @@ def test_torchao_conforms_and_a_wrong_one_diverges():
     found = outcomes(intx, "linear/w4-g128-sym/a-fp8/bf16/*/random-0", "linear/w4-g128-sym-gidx/a16/bf16/*")
     assert set(found.values()) == {Outcome.DECLINES}
 
+    # 3.484375 / 127.5 in bf16 is a scale of which 0.396484375 is 14.5.
+    x = torch.tensor([[3.484375, *[0.396484375] * 15]], dtype=torch.bfloat16)
+    codes, scale = int8.quantize_activation(x, ActivationFormat("int8").to_quantization_args(), None)
+    assert codes.tolist() == [[127, *[15] * 15]]
+    assert scale.item() == 0.02734375
+
     class Wrong(torchao.IntxBackend):
         def _tensor(self, weight, dtype):
             return super()._tensor(weight.__class__(**{**vars(weight), "zero_point": None}), dtype)

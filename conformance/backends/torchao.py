@@ -100,7 +100,8 @@ class Int8Backend:
     libraries = ("torchao", "torch")
     kernels = ""
     # epilogue: the product of codes has 16 bits when it meets the scale of the channel, and again the bias. quantizer:
-    # amax / 127.5 in the dtype of x. integers: sums in int32. weights: of groups, dequantized to 16 bits.
+    # amax / 127.5 in the dtype of x, x times its reciprocal in float32. integers: sums in int32. weights: of groups,
+    # dequantized to 16 bits.
     contract = Contract(
         weights="rounded", integers="int32", quantizer="compressed-tensors", epilogue="16-bit"
     )

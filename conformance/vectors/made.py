@@ -46,7 +46,7 @@ Array = npt.NDArray[Any]
 Tensors = dict[str, Array]
 
 # Of the set. A change of expected values is a major version: fixtures/CHANGELOG.md says what changed.
-VERSION = "1.0.0"
+VERSION = "1.0.1"
 FILES = (
     "packing", "layouts", "dequantize", "activation_quantization", "linear", "routing", "swiglu", "moe", "sharding"
 )  # fmt: skip
