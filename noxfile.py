@@ -84,7 +84,7 @@ def cuda_missing() -> str | None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """The project's own tests. Those of report.html want chromium and chromedriver on the path."""
-    tools = ("pytest-xdist", "pytest-benchmark", "matplotlib", "hypothesis", "nox", "selenium", "pyyaml")
+    tools = ("pytest-xdist", "pytest-benchmark", "hypothesis", "nox", "selenium", "pyyaml")
     install(session, *CPU, ".[torch]", *tools)
     session.run("python", "-m", "pytest", "-n", WORKERS, *(session.posargs or ["tests"]))
 

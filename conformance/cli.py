@@ -93,9 +93,10 @@ def plot(
     ),
 ) -> None:
     """Draw time and fraction of the floor against tokens, an SVG for each layer."""
-    from conformance.bench.plots import draw
+    from conformance.report.pictures import draw
+    from conformance.report.plots import read_bench
 
-    print("\n".join(map(str, draw(figures, folder))))
+    print("\n".join(map(str, draw(read_bench(figures), folder))))
 
 
 @app.command("list")

@@ -411,31 +411,6 @@ def test_the_command_times_and_writes_what_pytest_benchmark_reads(quantcts, tmp_
     assert all(b["extra_info"]["standing"] for b in document["benchmarks"])
 
 
-def infos(layer, backend, tokens, seconds):
-    figures = {
-        "tokens": tokens,
-        "median_seconds": seconds,
-        "floor_seconds": 1e-6,
-        "fraction_of_floor": 1e-6 / seconds,
-    }
-    return {"extra_info": {"layer": layer, "backend": backend, **figures}}
-
-
-def test_a_picture_shows_each_backend_and_the_floor(quantcts, tmp_path):
-    pytest.importorskip("matplotlib")
-    figures = tmp_path / "bench.json"
-    records = [infos("linear/x/w4", b, m, m * 1e-5) for b in ("one", "<two>") for m in (1, 16)]
-    figures.write_text(json.dumps({"benchmarks": [*records, infos("linear/y/w4", "one", 1, 1.0)]}))
-    for folder in ("first", "second"):
-        assert quantcts("plot", figures, "--to", tmp_path / folder).code == 0
-    (picture,) = (tmp_path / "first").iterdir()
-    assert picture.name == "linear-x-w4.svg"
-    text = picture.read_text()
-    assert "floor of the device" in text
-    assert "<two>" not in text
-    assert (tmp_path / "second" / picture.name).read_text() == text
-
-
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"benchmarks": []}', '{"benchmarks": [{}]}', '{"benchmarks": 1}']
 )

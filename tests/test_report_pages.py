@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.resources import files
+from xml.etree import ElementTree
 
 import pytest
 from planted import ALL, HOSTILE, each_outcome, planted
@@ -19,6 +20,7 @@ from conformance.errors import RunError
 from conformance.report.markdown import LIMIT, report_markdown
 from conformance.report.matrix import alone, in_order, place
 from conformance.report.page import report_page
+from conformance.report.pictures import draw
 from conformance.report.plots import plots_of, read_bench
 from conformance.verdict import Outcome, Verdict
 
@@ -262,6 +264,34 @@ def test_what_is_no_benchmark_is_one_clear_error(tmp_path, change, words):
     path.write_text(json.dumps(broken))
     with pytest.raises(RunError, match=words):
         read_bench(path)
+
+
+def test_a_picture_is_a_file_that_stands_alone(tmp_path):
+    bench = figures(backends=["one", "<two>", *(f"of_many_{i}" for i in range(12))])
+    bench["benchmarks"] += figures(layer="linear/once/w4", tokens=(1,))["benchmarks"]
+    (place,) = draw(bench, tmp_path / "new" / "folder")
+    assert place.name == "linear-llama-3.1-8b.gate_up-w4-g128-sym-a16-bf16.svg"
+    picture = place.read_bytes()
+    root = ElementTree.fromstring(picture)
+    words = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"<two>", "of_many_11", "floor of the device", "fraction of the floor"} <= set(words)
+    assert "--s0:" in picture.decode()
+    _, _, wide, tall = map(float, root.get("viewBox").split())
+    moved = [
+        re.search(r"translate\(([\d.]+) ([\d.]+)\)", g.get("transform")) for g in root if g.get("transform")
+    ]
+    places = [tuple(map(float, found.groups())) for found in moved]
+    assert len(set(places)) == len(places) == 14 + 1 + 2  # lines, the floor, charts
+    assert all(x < wide and y < tall for x, y in places)
+    assert max(y for _, y in places) == places[-1][1] > places[-3][1]
+    (again,) = draw(bench, tmp_path)
+    assert again.read_bytes() == picture
+
+
+def test_pictures_want_a_folder(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="it cannot be written there"):
+        draw(figures(), tmp_path / "file")
 
 
 def test_lines_can_be_told_from_the_page():

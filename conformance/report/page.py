@@ -22,7 +22,7 @@ from conformance.exitcodes import ExitCode
 from conformance.report.account import SIGNS, accounts, headline
 from conformance.report.document import specs_of, verdicts_of
 from conformance.report.matrix import WORST_FIRST, Cell, alone, enumerated, in_order, place, row_name
-from conformance.report.plots import plots_of, sample
+from conformance.report.plots import FLOOR, plots_of, sample
 from conformance.verdict import FAILING, Outcome, Verdict
 
 MEANINGS = {
@@ -55,6 +55,7 @@ def report_page(document: Mapping[str, Any], bench: Mapping[str, Any] | None = N
         figures=plots_of(bench) if bench is not None else [],
         bench_gpus=bench["quantcts"].get("environment", {}).get("gpus", []) if bench is not None else [],
         sample=sample,
+        floor=FLOOR,
         exit_word=ExitCode(document["exit_code"]).name.lower().replace("_", " "),
         script=_source("report.js"),
         blocks=_blocks(document, verdicts, specs),

@@ -23,7 +23,7 @@ _FIELDS = {
     "layer": str, "backend": str, "tokens": int, "device": str, "median_seconds": float, "floor_seconds": float,
     "fraction_of_floor": float,
 }  # fmt: skip
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 440, 260, 52, 12, 22, 34
+WIDTH, HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 440, 260, 52, 12, 22, 34
 COLOURS, DASHES = 6, ("", "6 3", "2 3")
 # Marks around the origin: circle, square, triangle, diamond, cross, bar
 _MARKS = (
@@ -33,14 +33,26 @@ _MARKS = (
 
 
 @dataclass(frozen=True)
+class Chart:
+    """parts: elements of SVG, WIDTH by HEIGHT; in a page an image of its own."""
+
+    title: str
+    parts: Markup
+
+    def __html__(self) -> str:
+        box = f'viewBox="0 0 {WIDTH} {HEIGHT}"'
+        return f'<svg {box} role="img" aria-label="{self.title} over tokens">{self.parts}</svg>'
+
+
+@dataclass(frozen=True)
 class Figure:
     """One layer. series: number of the line -> backend. rows: tokens, and for each backend its time and fraction."""
 
     layer: str
     device: str
     series: Mapping[int, str]
-    time: Markup
-    fraction: Markup
+    time: Chart
+    fraction: Chart
     rows: Sequence[tuple[int, Sequence[str]]]
 
 
@@ -127,12 +139,12 @@ def _chart(
     floor: Mapping[int, float],
     numbers: Mapping[str, int],
     axis: Callable[[Sequence[float]], _Axis],
-) -> Markup:
+) -> Chart:
     """floor: tokens, in order -> what the device needs. Only numbers and our own words go into the text."""
     tokens = list(floor)
     up, ticks = axis([value for own in (floor, *lines.values()) for value in own.values()])
     low, high = math.log2(tokens[0]), math.log2(tokens[-1])
-    wide, tall = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+    wide, tall = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
 
     def x(token: int) -> float:
         return round(_LEFT + wide * ((math.log2(token) - low) / (high - low) if high > low else 0.5), 1)
@@ -142,13 +154,13 @@ def _chart(
 
     parts = [
         f'<text x="4" y="12">{title}</text>',
-        f'<text class="end" x="{_WIDTH - 4}" y="{_HEIGHT - 4}">tokens</text>',
+        f'<text class="end" x="{WIDTH - 4}" y="{HEIGHT - 4}">tokens</text>',
     ]
     for value, label in ticks:
-        parts.append(f'<path class="grid" d="M{_LEFT} {y(value)}H{_WIDTH - _RIGHT}"/>')
+        parts.append(f'<path class="grid" d="M{_LEFT} {y(value)}H{WIDTH - _RIGHT}"/>')
         parts.append(f'<text class="end" x="{_LEFT - 5}" y="{y(value) + 4}">{label}</text>')
     shown = tokens if len(tokens) <= 7 else tokens[::2]
-    parts += [f'<text class="middle" x="{x(t)}" y="{_HEIGHT - 18}">{t}</text>' for t in shown]
+    parts += [f'<text class="middle" x="{x(t)}" y="{HEIGHT - 18}">{t}</text>' for t in shown]
     bottom = "L".join(f"{x(t)} {y(value)}" for t, value in floor.items())
     parts.append(f'<path class="floor" d="M{bottom}"/>')
     for name, own in lines.items():
@@ -158,19 +170,23 @@ def _chart(
         dash = DASHES[number // COLOURS % len(DASHES)]
         parts.append(f'<path class="line s{number % COLOURS}" stroke-dasharray="{dash}" d="M{route}"/>')
         parts += [_mark(number, px, py) for px, py in points]
-    return Markup(
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{title} over tokens">{"".join(parts)}</svg>'
-    )
+    return Chart(title, Markup("".join(parts)))
 
 
 def _mark(number: int, x: float, y: float) -> str:
     return f'<path class="mark s{number % COLOURS}" transform="translate({x} {y})" d="{_MARKS[number % len(_MARKS)]}"/>'
 
 
-def sample(number: int) -> Markup:
-    """A piece of a line, for the legend."""
+FLOOR = Markup('<path class="floor" d="M1 8H39"/>')
+
+
+def piece(number: int) -> Markup:
+    """A piece of a line, 40 by 16."""
     dash = DASHES[number // COLOURS % len(DASHES)]
     line = f'<path class="line s{number % COLOURS}" stroke-dasharray="{dash}" d="M1 8H39"/>'
-    return Markup(
-        f'<svg class="sample" viewBox="0 0 40 16" aria-hidden="true">{line}{_mark(number, 20, 8)}</svg>'
-    )
+    return Markup(line + _mark(number, 20, 8))
+
+
+def sample(number: int) -> Markup:
+    """The same as an image, for the legend."""
+    return Markup('<svg class="sample" viewBox="0 0 40 16" aria-hidden="true">{}</svg>').format(piece(number))
