@@ -170,6 +170,7 @@ class Matrix:
         self._locks = torch.zeros(LOCKS, dtype=torch.int32, device=tensors["weight"].device)
         compute = {"use_batch_invariant": False, "use_f16_accum": False, "gemm_type": layer.gemm}
         self._compute = json.dumps(compute)
+        self._tunings: dict[int, Any] = {}
         self._quantizer = None
         if layer.activations is not None:
             self._quantizer = humming.quantizer(
@@ -182,7 +183,10 @@ class Matrix:
             )
 
     def tuning(self, rows: int) -> Any:
-        return self.humming.tuning(self.config, self.layer.gemm, rows)
+        """Chosen once for so many rows: servers choose when they load."""
+        if rows not in self._tunings:
+            self._tunings[rows] = self.humming.tuning(self.config, self.layer.gemm, rows)
+        return self._tunings[rows]
 
     def __call__(self, x: torch.Tensor, rows: int | None = None, **routing: Any) -> torch.Tensor:
         """(M, N) of x (M, K), both in 16 bits; indexed (M * top_k, N). rows: how many the heuristics reckon with,
