@@ -17,7 +17,7 @@ import pytest
 
 from conformance.backend import Backend
 from conformance.cases import Case, all_cases
-from conformance.cases.conduct import SLOW
+from conformance.cases.conduct import DEADLY, SLOW
 from conformance.errors import RunError
 from conformance.exitcodes import ExitCode, worst
 from conformance.gate.decision import decide, read_baseline
@@ -195,14 +195,18 @@ class Plugin:
 
     @pytest.hookimpl
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Drop what pytest puts in the place of an operation without a selected case, and lay what takes seconds
-        evenly among the others: one case of all backends would keep one worker for minutes."""
+        """Drop what pytest puts in the place of an operation without a selected case. Lay what takes seconds evenly
+        among the others: one case of all backends would keep one worker for minutes. And ask last, one backend beside
+        the other, what hosts die of: for one that is started again all judges wait."""
         kept = [i for i in items if not i.get_closest_marker("quantcts") or _case_of(i)]
-        slow = [
-            i for i in kept if (case := _case_of(i)) and case.operation == "conduct" and case.recipe in SLOW
-        ]
-        chosen = set(slow)
-        items[:] = spread(slow, [i for i in kept if i not in chosen])
+
+        def conduct(recipes: Sequence[str]) -> list[pytest.Item]:
+            cases = ((i, _case_of(i)) for i in kept)
+            return [i for i, c in cases if c and c.operation == "conduct" and c.recipe in recipes]
+
+        slow, deadly = conduct(SLOW), conduct(DEADLY)
+        chosen = {*slow, *deadly}
+        items[:] = [*spread(slow, [i for i in kept if i not in chosen]), *deadly]
 
     @pytest.fixture(name="source")
     def _source(self) -> Source:

@@ -221,6 +221,14 @@ def test_slow_cases_lie_evenly_among_the_others(some, among):
         assert max(steps) <= 2 * (among + some) / some
 
 
+def test_what_hosts_die_of_is_asked_last(quantcts):
+    words = ("--backend", "numpy", "--quick", "--cases", "conduct/w4-*", "--cases", "packing/w4/*")
+    run = quantcts("run", *words)
+    deadly = ["/strided-" in case for case in run.outcomes]  # in the order in which they were judged
+    assert 0 < sum(deadly) < len(deadly)
+    assert all(deadly[-sum(deadly) :])
+
+
 def test_judges_do_not_all_begin_with_the_same_backend():
     found = in_turns([1, 2, 3, 4], ["a", "b", "c"])
     assert [case for case, _ in found] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
