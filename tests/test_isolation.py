@@ -31,7 +31,7 @@ def judged(quantcts, names, *options, env=None):
     return quantcts("run", *arguments, *options, env=env)
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")])
+@pytest.mark.parametrize("options", [pytest.param((), marks=pytest.mark.slow), ("-n", "2")])
 def test_the_case_that_breaks_its_process_crashes_and_the_others_are_judged(quantcts, options):
     said = {
         "segfault": "its process was ended by SIGSEGV",
@@ -93,7 +93,9 @@ def test_what_goes_wrong_in_a_preparation_is_said_and_left_to_the_cases(quantcts
     assert "and then: RuntimeError: the compiler is not there" in run.output
 
 
-@pytest.mark.parametrize(("options", "judges"), [((), 1), (("-n", "2"), 2)])
+@pytest.mark.parametrize(
+    ("options", "judges"), [pytest.param((), 1, marks=pytest.mark.slow), (("-n", "2"), 2)]
+)
 def test_a_report_says_what_its_judges_waited_for(quantcts, options, judges):
     words = ("--backend", "numpy", "--backend", "torch_cpu", "--isolate", "--cases", CASES)
     run = quantcts("run", *words, *options)
