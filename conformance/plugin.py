@@ -134,6 +134,8 @@ class Plugin:
         for case_id in chosen:
             self.cases.setdefault(cases[case_id].operation, []).append(cases[case_id])
         option = config.option
+        self.begun = _begun(option, worker)
+        self.done = self.begun.done if self.begun else set()
         if worker is not None:
             number = int(worker["workerid"].removeprefix("gw"))
             self.roster = Roster.in_worker(worker["quantcts"], number, option.limit)
@@ -141,8 +143,6 @@ class Plugin:
             asked = option.backend or [DEFAULT_BACKEND]
             self.roster = Roster.of(asked, option.isolate, option.limit, not option.no_kernels)
         self.backends = self.roster.backends
-        self.begun = _begun(option, worker)
-        self.done = self.begun.done if self.begun else set()
         self.keeping = _keeping(option, self.roster.specs)
         self.bundling = 0.0
         self.keyword = bool(option.keyword)
@@ -281,8 +281,6 @@ class Keeper:
                 "sha256": self.vectors.set.digest,
                 "without_expectation": {name: counts[name] for name in self.backends if counts[name]},
             }
-        if plugin.begun:
-            plugin.begun.check(chosen, found)
         self.begun = plugin.begun
         self.report = Report(found, chosen, sys.argv, plugin.roster.specs)
         self.progress: Progress | None = None
@@ -298,10 +296,11 @@ class Keeper:
         self.keeping = plugin.keeping
         self.kept: list[str] = []  # of bundles, for a person
         self.plugin, self.spent = plugin, Counter[str]()
+        path, option = config.option.report, config.option
+        asked = {"limit": option.limit, "isolate": option.isolate, "kernels": not option.no_kernels}
+        self.journal = self.report.open(path, self.begun, asked) if path else None
         if self.keeping and not self.begun:
             clear(self.keeping.folder)
-        path = config.option.report
-        self.journal = self.report.open(path, self.begun) if path else None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, Any, Any]:
@@ -352,7 +351,7 @@ class Keeper:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """A worker has ended, by itself or not."""
-        self.spent += Counter(getattr(node, "workeroutput", {}).get("quantcts", {}))
+        self.spent.update(getattr(node, "workeroutput", {}).get("quantcts", {}))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
@@ -430,7 +429,8 @@ class Keeper:
         for path, page in self.pages.items():
             put(path, page(document).encode())
         if self.journal:
-            self.journal.close(served=exitstatus not in _BROKEN_DOWN)
+            whole = exitstatus not in _BROKEN_DOWN and self.ledger.planned <= self.ledger.verdicts.keys()
+            self.journal.close(served=whole)
         if self.keeping and exitstatus not in _BROKEN_DOWN:
             verdicts = list(self.ledger.verdicts.values())
             try:
@@ -517,6 +517,10 @@ def _begun(option: Any, worker: Mapping[str, Any] | None) -> Begun | None:
         return None
     if not option.report:
         raise RunError("--resume: name the --report of the run that was cut off")
+    if option.gate and Path(option.gate).resolve() == Path(option.report).resolve():
+        raise RunError(
+            "--gate: the run that was cut off has taken the place of this baseline; name another file"
+        )
     length = int(worker["begun"]) if worker is not None else None
     return read_journal(part_of(Path(option.report)), length)
 

@@ -1,5 +1,6 @@
 """A run that is cut off goes on with --resume: nothing is judged twice, nothing is lost, nothing else is continued."""
 
+import fcntl
 import json
 import os
 import signal
@@ -94,14 +95,21 @@ def test_another_run_is_not_continued(quantcts, cut_off, tmp_path):
     assert part.read_bytes().splitlines()[1:] == before.splitlines()[1:]
 
 
+HEAD = '{"journal": "quantcts-journal/1", "started": "", "selection": {}, "asked": {}, "environment": {}}\n'
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         (None, "is not there: no run with this --report was cut off"),
-        ("", "it is empty"),
+        ("", "its first line is not whole"),
+        ('{"journal": "quantcts', "its first line is not whole"),
         ('{"journal": "quantcts-journal/0"}\n', "line 1: it is of quantcts-journal/0"),
-        ("{}\n", "line 1: 'journal'"),
-        ('{"journal": "quantcts-journal/1"}\nnothing\n', "line 2: "),
+        ("{}\n", "line 1: it is of no journal"),
+        ('{"journal": "quantcts-journal/1"}\n', "line 1: started: missing"),
+        (f"{HEAD}nothing\n", "line 2: "),
+        (f"{HEAD}[]\n", "line 2: it is no object"),
+        (f'{HEAD}{{"case": 1}}\n', "line 2: "),
     ],
 )
 def test_what_is_no_journal_is_one_line(quantcts, tmp_path, content, said):
@@ -111,6 +119,60 @@ def test_what_is_no_journal_is_one_line(quantcts, tmp_path, content, said):
     assert run.code == 3
     assert said in run.output
     assert len(run.output.strip().splitlines()) == 1
+
+
+def test_another_backend_of_the_same_name_is_not_continued(quantcts, cut_off, tmp_path):
+    source = (tmp_path / "cut_off.py").read_text()
+    other = tmp_path / "other.py"
+    other.write_text(source)
+    words = ["run", "--backend", f"{other}:CutOff", *cut_off[3:]]
+    run = quantcts(*words, "--resume")
+    assert run.code == 3
+    assert f"{tmp_path}/report.json.part: code: " in run.output
+    (tmp_path / "cut_off.py").write_text(source + "# changed\n")
+    assert quantcts(*cut_off, "--resume").code == 3
+    (tmp_path / "cut_off.py").write_text(source)
+    run = quantcts(*cut_off, "--resume", "--limit", "5")
+    assert run.code == 3
+    assert "limit: 60.0 when the run began, 5.0 now" in run.output
+
+
+def test_what_judges_nothing_leaves_the_journal(quantcts, cut_off, tmp_path):
+    part = tmp_path / "report.json.part"
+    before = part.read_bytes()
+    quantcts(*cut_off, "--resume", "--collect-only")
+    assert part.read_bytes() == before
+    assert quantcts(*cut_off, "--resume").code == 0
+
+
+def test_two_runs_do_not_write_one_journal(quantcts, cut_off, tmp_path):
+    part = tmp_path / "report.json.part"
+    before = part.read_bytes()
+    with part.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for words in (("--resume",), ()):
+            run = quantcts(*cut_off, *words)
+            assert run.code == 3
+            assert "another run writes there" in run.output
+    assert part.read_bytes() == before
+
+
+def test_a_journal_that_cannot_be_written_costs_no_report(quantcts, tmp_path):
+    (tmp_path / "report.json").write_text("old")
+    (tmp_path / "report.json.part").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "quantcts", "run", "--backend", "numpy", *CASES, "--report", tmp_path / "report.json"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert "report.json.part: it cannot be written there" in done.stdout + done.stderr
+    assert (tmp_path / "report.json").read_text() == "old"
+
+
+def test_the_baseline_that_a_run_has_replaced_is_none(quantcts, cut_off, tmp_path):
+    run = quantcts(*cut_off, "--resume", "--gate", tmp_path / "report.json")
+    assert run.code == 3
+    assert "name another file" in run.output
 
 
 def test_without_a_report_there_is_nothing_to_go_on_with(tmp_path):

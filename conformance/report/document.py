@@ -32,7 +32,7 @@ from conformance.exitcodes import ExitCode
 from conformance.isolation.remote import RemoteBackend
 from conformance.ledger import Ledger
 from conformance.report.findings import findings
-from conformance.report.journal import Begun, Journal, part_of
+from conformance.report.journal import Begun, Journal, code_of, part_of
 from conformance.verdict import Outcome, Verdict
 from reference import SPECIFICATION_VERSION
 from reference.bounds import false_alarm_bound
@@ -115,14 +115,21 @@ class Report:
     judging: Mapping[str, float] = field(default_factory=dict)
     resumed: int = 0  # verdicts of a run that was cut off and goes on
 
-    def open(self, path: str, begun: Begun | None = None) -> Journal:
-        """Take the place to write to, before anything is judged. begun: the run that goes on. Raises RunError when it
-        is no place."""
-        self.path = place_to_write("--report", path)
+    def open(self, path: str, begun: Begun | None = None, asked: Mapping[str, Any] | None = None) -> Journal:
+        """Take the place to write to, before anything is judged. begun: the run that goes on. asked: what verdicts
+        depend on beside selection and environment. Raises RunError when it is no place, or `begun` is another run."""
+        given = {**(asked or {}), "specs": self.specs, "code": code_of(self.specs)}
+        head = {"selection": self.selection, "asked": given, "environment": self.environment}
         if begun is not None:
+            begun.check(head)
             self.started, self.resumed = begun.head["started"], len(begun.verdicts)
-        head = {"started": self.started, "selection": self.selection, "environment": self.environment}
-        return Journal(part_of(self.path), head, begun)
+        journal = Journal(part_of(Path(path)), {"started": self.started, **head}, begun)
+        try:
+            self.path = place_to_write("--report", path)
+        except RunError:
+            journal.close(served=begun is None)
+            raise
+        return journal
 
     def finish(self, ledger: Ledger, exit_code: ExitCode) -> None:
         """Complete the document and write it, if there is a place."""

@@ -7,7 +7,7 @@ same thing in every part; the same shards of every backend. A case that is in tw
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -53,6 +53,8 @@ def merge(reports: Sequence[_Read], command: Sequence[str]) -> dict[str, Any]:
         ledger=ledger,
         started=min(document["started"] for document in documents),
         wall=sum(document["seconds"].get("wall", 0.0) for document in documents),
+        judging=sum((Counter(d["seconds"].get("judging", {})) for d in documents), Counter()),
+        resumed=sum(document.get("resumed", 0) for document in documents),
     )
     broken = any(document["exit_code"] == ExitCode.ENVIRONMENT for document in documents)
     report.exit_code = ExitCode.ENVIRONMENT if broken else ledger.exit_code
@@ -202,6 +204,8 @@ def _parts(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     part = {name: document[name] for name in ("command", "started", "finished")}
     if "shard" in document["selection"]:
         part["shard"] = document["selection"]["shard"]
+    if "resumed" in document:
+        part["resumed"] = document["resumed"]
     part["backends"] = [backend["name"] for backend in environment["backends"]]
     part["environment"] = {name: environment[name] for name in _OF_A_MACHINE if name in environment}
     return [part]

@@ -206,6 +206,8 @@ def _print_busiest(console: Console, report: Report) -> None:
     busy: dict[str, float] = defaultdict(float)
     for verdict in report.ledger.verdicts.values():
         busy[verdict.backend] += verdict.backend_seconds
+    if report.resumed:
+        return  # the times of the part that was cut off are not known
     if len(busy) > 1 and report.wall > 0:
         name = max(busy, key=lambda backend: busy[backend])
         share = 100 * busy[name] / report.wall
