@@ -1,7 +1,9 @@
 """The benchmark: what is wrong gets no number, what is impossible is no record, noise is no win."""
 
 import json
+from concurrent.futures import BrokenExecutor, Future
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,12 +12,13 @@ from conftest import FAULTY
 pytest.importorskip("pytest_benchmark")
 
 from conformance.bench import stand as stands
+from conformance.bench.ahead import Ahead
 from conformance.bench.clocks import Clock, spread
 from conformance.bench.layers import JOINED
 from conformance.bench.limits import Limits
 from conformance.bench.peers import compare
 from conformance.bench.plugin import STATES
-from conformance.bench.rotation import Rotation
+from conformance.bench.rotation import Rotation, copies
 from conformance.bench.stand import Stand, Untimed
 from conformance.bench.subjects import ExpertsSubject, LinearSubject, QuantizerSubject
 from conformance.bench.verify import _projected, wrong_experts, wrong_linear
@@ -284,7 +287,7 @@ class Layer:
 def short(monkeypatch):
     monkeypatch.setattr(stands, "LONG", 0.0)
     monkeypatch.setattr(stands, "LEAST", 4)
-    monkeypatch.setattr(stands, "copies", lambda moved, device: 2)
+    monkeypatch.setattr(stands, "copies", lambda moved, held, device: 2)
 
 
 def timed(wrong=None, limits=None):
@@ -393,6 +396,30 @@ def test_what_is_within_noise_is_no_win():
 def test_noise_is_what_the_same_thing_timed_twice_differs_by():
     assert spread([1.0, 1.0, 1.0, 1.1, 1.1, 1.1]) == pytest.approx(0.1)
     assert spread([1.0, 1.1] * 10) == pytest.approx(0)
+
+
+def test_a_round_has_several_places_as_far_as_memory_goes(monkeypatch):
+    torch = pytest.importorskip("torch")
+    properties = SimpleNamespace(L2_cache_size=50 << 20)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert copies(60 << 20, 60 << 20, "cuda") == 8
+    assert copies(330 << 20, 11 << 30, "cuda") == 1  # experts that few tokens meet, of a layer of 11 GiB
+    assert copies(20 << 20, 300 << 20, "cuda") == 8
+    assert copies(1 << 10, 0, "cuda") == 48
+    assert copies(1 << 30, 1 << 30, "cpu") == 2
+
+
+def test_what_could_not_be_computed_ahead_is_left_to_the_subject():
+    subject, ahead = of_experts(m=1), Ahead()
+    ahead.begin([(subject.workload, CONTRACT)])
+    ahead.end()
+    ahead.hand(subject, CONTRACT)
+    assert subject.layer.once(("oracle", CONTRACT), lambda: None) is not None
+    other, broken = of_experts(m=2, activation="int8"), Future()
+    broken.set_exception(BrokenExecutor())
+    ahead._expected[other.workload.layer, CONTRACT] = broken
+    ahead.hand(other, CONTRACT)
+    assert other.layer.once(("oracle", CONTRACT), lambda: "asked") == "asked"
 
 
 # ---- the command

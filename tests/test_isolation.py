@@ -110,6 +110,8 @@ def test_a_report_says_what_its_judges_waited_for(quantcts, options, judges):
 COMPILES_FOR_EVER = """
 import os
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 from conformance.backends.numpy import NumpyBackend
@@ -119,8 +121,9 @@ class CompilesForEver(NumpyBackend):
     name = "compiles_for_ever"
 
     def prepare(self, cases, workers):
-        (Path(__file__).parent / "pid").write_text(str(os.getpid()))
-        time.sleep(600)
+        with ProcessPoolExecutor(1, get_context("fork")) as pool:
+            (Path(__file__).parent / "pid").write_text(f"{os.getpid()} {pool.submit(os.getpid).result()}")
+            pool.submit(time.sleep, 600).result()
         yield "never"
 """
 
@@ -137,11 +140,13 @@ def test_what_compiles_ends_with_a_run_that_is_killed(tmp_path):
     )
     run = subprocess.Popen([sys.executable, "-m", "quantcts", *words], cwd=ROOT)
     place = tmp_path / "pid"
-    wait_until(lambda: place.exists() and place.read_text(), 60)
-    host = Path("/proc", place.read_text())
+    wait_until(lambda: place.exists() and len(place.read_text().split()) == 2, 60)
+    host, compiler = (Path("/proc", pid) for pid in place.read_text().split())
+    assert host.exists()
+    assert compiler.exists()
     run.kill()
     run.wait()
-    wait_until(lambda: not host.exists(), 20)
+    wait_until(lambda: not host.exists() and not compiler.exists(), 20)
 
 
 def wait_until(holds, seconds):

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
+
+from conformance.errors import RunError
+from conformance.report.document import put
+from conformance.report.plots import read_bench
 
 LEAST = 20e-6
 SPREAD, DISAGREEMENT = 0.03, 0.05
@@ -23,7 +28,10 @@ def main() -> None:
     parser.add_argument("again", type=Path)
     parser.add_argument("--report", type=Path, help="write what was found there (JSON)")
     arguments = parser.parse_args()
-    first, again = (figures(path) for path in (arguments.first, arguments.again))
+    try:
+        first, again = (figures(path) for path in (arguments.first, arguments.again))
+    except RunError as error:
+        sys.exit(f"bench_trust: {error}")
     both = [(key, first[key], again[key]) for key in first if key in again]
     spreads = [compared(key, one, "again", other["median_seconds"]) for key, one, other in both]
     triton = [
@@ -40,12 +48,14 @@ def main() -> None:
         for record in about["beyond"]:
             print(f"  {record['workload']}@{record['backend']}: {json.dumps(record)}")
     if arguments.report:
-        arguments.report.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        put(arguments.report, f"{json.dumps(found, indent=1)}\n".encode())
+    if not spreads:
+        sys.exit("bench_trust: the files have no call of more than 20 µs in common")
 
 
 def figures(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """Workload and backend -> extra_info, of calls that are long enough."""
-    infos = [record["extra_info"] for record in json.loads(path.read_text("utf-8"))["benchmarks"]]
+    infos = [record["extra_info"] for record in read_bench(path)["benchmarks"]]
     return {(i["workload"], i["backend"]): i for i in infos if i["median_seconds"] > LEAST}
 
 

@@ -13,6 +13,7 @@ import torch
 
 from conformance.backends.torch_weights import TorchWeight
 from conformance.cases import Case
+from conformance.orphans import end_with_parent
 from reference.formats import ActivationFormat
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -71,6 +72,7 @@ def compiled(factory: str, cases: Iterable[Case], workers: int) -> Iterator[str]
 
 def _begin(factory: str) -> None:
     global _backend
+    end_with_parent()
     module, _, name = factory.partition(":")
     _backend = getattr(importlib.import_module(module), name)()
 

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from conformance.bench.subjects import ExpertsSubject, Subject
 from conformance.bench.verify import first_token
 from conformance.bench.workloads import Workload
+from conformance.orphans import end_with_parent
 from reference.bounds import Contract, Expected
 
 # Each holds a layer of up to 11 GB.
@@ -28,7 +29,8 @@ class Ahead:
         wanted = {(w.layer, contract): w for w, contract in pairs if w.case.operation == "moe"}
         if wanted:
             workers = min(PROCESSES, os.cpu_count() or 1, len(wanted))
-            self._pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+            spawn = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(workers, spawn, end_with_parent)
         for (layer, contract), workload in wanted.items():
             assert self._pool is not None
             self._expected[layer, contract] = self._pool.submit(_expected, workload, contract)
@@ -40,9 +42,9 @@ class Ahead:
             self._pool.shutdown()
 
     def hand(self, subject: Subject, contract: Contract) -> None:
-        """To the subject what is known of it."""
+        """To the subject what is known of it; what could not be computed here is computed where it is needed."""
         future = self._expected.get((subject.workload.layer, contract))
-        if future is not None and isinstance(subject, ExpertsSubject):
+        if future is not None and future.exception() is None and isinstance(subject, ExpertsSubject):
             subject.expect(contract, future.result())
 
 

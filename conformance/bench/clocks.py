@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conformance.errors import EnvironmentMissing
-
 
 @dataclass(frozen=True)
 class _Tick:
@@ -68,12 +66,9 @@ def spread(seconds: Sequence[float]) -> float:
 
 
 def do_bench(run: Callable[[], Any]) -> float:
-    """Seconds of `run` as Triton's benchmark takes them: each time by itself, the cache overwritten before it.
-    Raises EnvironmentMissing without triton."""
-    try:
-        from triton import testing
-    except ModuleNotFoundError as error:
-        raise EnvironmentMissing("triton is not installed: its do_bench was asked for") from error
+    """Seconds of `run` as Triton's benchmark takes them: each time by itself, the cache overwritten before it."""
+    from triton import testing
+
     return float(testing.do_bench(run, return_mode="median")) / 1e3
 
 

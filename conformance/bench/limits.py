@@ -46,7 +46,7 @@ class Limits:
         import torch
 
         if (m, n, k) not in self._plain:
-            count = copies(2 * n * k, self.device)
+            count = copies(2 * n * k, 2 * n * k, self.device)
             x = _normal(self.device, m, k)
             weights = [_normal(self.device, n, k) for _ in range(count)]
 

@@ -5,11 +5,12 @@ The figures are pytest-benchmark's, with its options and its JSON; this adds wha
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -57,6 +58,8 @@ class Plugin:
         option = config.option
         self.stand = Stand(do_bench=option.do_bench)
         self.backends, self.absent = _backends(option.backend or [])
+        if option.do_bench and importlib.util.find_spec("triton") is None:
+            raise EnvironmentMissing("--do-bench: triton is not installed")
         self.clocks = {name: Clock(device_of(backend)) for name, backend in self.backends.items()}
         every = {w.id: w for operation in SUBJECTS for w in workloads(operation)}
         offered = {i: w for i, w in every.items() if w.quick or not option.quick}
@@ -88,12 +91,17 @@ class Plugin:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Compile what is compiled, on all cores; meanwhile the oracle answers for what takes it long."""
-        claimed = {
-            name: [w for w in self.workloads if _says(backend, w).claimed]
-            for name, backend in self.backends.items()
-        }
-        backends = self.backends
-        self.ahead.begin((w, contract_of(backends[name], w.case)) for name in claimed for w in claimed[name])
+        if session.config.option.collectonly:
+            return
+        claimed: dict[str, list[Workload]] = {name: [] for name in self.backends}
+        for item in session.items:
+            params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+            workload, backend = params.get("workload"), cast(Any, params.get("_backend"))
+            if isinstance(workload, Workload) and _says(backend, workload).claimed:
+                claimed[backend.name].append(workload)
+        self.ahead.begin(
+            (w, contract_of(self.backends[name], w.case)) for name, own in claimed.items() for w in own
+        )
         for name, backend in self.backends.items():
             prepare = getattr(backend, "prepare", None)
             cases = [w.case for w in claimed[name]] if prepare else []

@@ -21,15 +21,15 @@ MOST, MOST_ON_CPU = 48, 2
 PLACES, BYTES_OF_PLACES = 8, 4 << 30
 
 
-def copies(bytes_of_a_call: int, device: str) -> int:
+def copies(bytes_of_a_call: int, bytes_of_a_layer: int, device: str) -> int:
     """How many calls a round needs. On a CPU, where calls are slow, few have to do."""
     if not device.startswith("cuda"):
         return MOST_ON_CPU
     import torch
 
     cache = int(torch.cuda.get_device_properties(device).L2_cache_size)
-    moved = max(bytes_of_a_call, 1)
-    return min(MOST, max(1 + APART * cache // moved, min(PLACES, BYTES_OF_PLACES // moved)))
+    cold = 1 + APART * cache // max(bytes_of_a_call, 1)
+    return min(MOST, max(cold, min(PLACES, BYTES_OF_PLACES // max(bytes_of_a_layer, 1))))
 
 
 class Rotation:

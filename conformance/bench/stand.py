@@ -45,6 +45,7 @@ class Loaded:
         if key != (self.layer, self.backend):
             self.functions.clear()  # before the next are there
             self.layer, self.backend = key
+        del self.functions[count:]
         while len(self.functions) < count:
             self.functions.append(subject.load(backend))
         return self.functions[:count]
@@ -123,7 +124,7 @@ class Stand:
 
     def _rotation(self, subject: Subject, backend: Backend, device: str) -> Rotation:
         try:
-            functions = self._loaded.of(subject, backend, copies(subject.moved, device))
+            functions = self._loaded.of(subject, backend, copies(subject.moved, subject.held, device))
             return Rotation(backend, functions, subject.inputs(0))
         except Exception as error:
             raise Untimed("crashes", describe(error)) from error

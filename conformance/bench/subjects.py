@@ -34,7 +34,8 @@ L = TypeVar("L", Checkpoint, MoeCheckpoint)
 
 
 class Subject(Protocol):
-    """One workload. moved: bytes that must be read or written. operations: multiplications and additions."""
+    """One workload. moved: bytes that must be read or written. held: of the layer. operations: multiplications and
+    additions."""
 
     workload: Workload
 
@@ -48,6 +49,9 @@ class Subject(Protocol):
 
     @property
     def moved(self) -> int: ...
+
+    @property
+    def held(self) -> int: ...
 
     @property
     def operations(self) -> int: ...
@@ -91,9 +95,12 @@ class LinearSubject(_OfWorkload):
         return wrong_linear(self.layer, case, self.inputs(seed)[0], y, contract_of(backend, case))
 
     @property
+    def held(self) -> int:
+        return _nbytes(list(self.layer.checkpoint.tensors.values()))
+
+    @property
     def moved(self) -> int:
-        case = self.case
-        return _nbytes(list(self.layer.checkpoint.tensors.values())) + 2 * case.m * (case.k + case.n)
+        return self.held + 2 * self.case.m * (self.case.k + self.case.n)
 
     @property
     def operations(self) -> int:
@@ -130,12 +137,15 @@ class ExpertsSubject(_OfWorkload):
         y = from_backend(output, backend, float_format(case.dtype).dtype, (case.m, case.k))
         return wrong_experts(self.layer, self.call(seed), seed, y, contract_of(backend, case))
 
+    @property
+    def held(self) -> int:
+        return _nbytes(list(self.layer.checkpoint.tensors.values()))
+
     @cached_property
     def moved(self) -> int:
         """Of the experts that the tokens meet."""
         met = len(np.unique(self.call(0).ids)) / self.case.experts
-        weights = _nbytes(list(self.layer.checkpoint.tensors.values()))
-        return int(weights * met) + 4 * self.case.m * self.case.k
+        return int(self.held * met) + 4 * self.case.m * self.case.k
 
     @property
     def operations(self) -> int:
@@ -163,6 +173,10 @@ class QuantizerSubject(_OfWorkload):
         codes = from_backend(output[0], backend, code, (case.m, case.k))
         scales = from_backend(output[1], backend, np.dtype(np.float32), (case.m, 1))
         return wrong_codes(case, self.inputs(seed)[0], codes, scales, contract_of(backend, case))
+
+    @property
+    def held(self) -> int:
+        return 0
 
     @property
     def moved(self) -> int:

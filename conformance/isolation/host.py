@@ -13,8 +13,6 @@ import os
 import signal
 import socket
 import sys
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection, wait
@@ -33,6 +31,7 @@ from conformance.cases import Case
 from conformance.cases.conduct import called
 from conformance.errors import EnvironmentMissing, RunError
 from conformance.isolation.kernels import launched, start_profiler
+from conformance.orphans import end_with
 from conformance.subject import OPERATIONS, Answer, Subject, describe, hide_pytest
 from reference.bounds import Contract
 
@@ -117,7 +116,8 @@ def serve(spec: str, path: str, gpu: int | None, lifeline: Connection, profiled:
     description = Description.of(backend)
     lifeline.send(description)
     host = _Host(backend, spec, profiled)
-    threading.Thread(target=_end_with, args=(lifeline,), daemon=True, name="quantcts-lifeline").start()
+    # A killed run closes nothing but its files, and whoever compiles or waits does not look.
+    end_with([lifeline], LINGER_SECONDS)
     try:
         if not description.prepares:
             host.start_profiler()
@@ -125,14 +125,6 @@ def serve(spec: str, path: str, gpu: int | None, lifeline: Connection, profiled:
     except Ended:
         sys.stdout.flush()
         os._exit(1)  # a destroyed context can hang in its destructors
-
-
-def _end_with(lifeline: Connection) -> None:
-    """End the process some time after its supervisor, whatever it compiles or waits for: a killed run closes nothing
-    but its files."""
-    wait([lifeline])
-    time.sleep(LINGER_SECONDS)
-    os._exit(1)
 
 
 def seen_first(gpu: int) -> str:

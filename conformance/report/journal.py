@@ -90,7 +90,7 @@ def _digest(paths: Iterable[Path]) -> str:
 
 def part_of(report: Path) -> Path:
     """Where the journal of a report lies."""
-    return report.with_name(report.name + ".part")
+    return Path(f"{report}.part")
 
 
 def read_journal(path: Path, length: int | None = None) -> Begun:

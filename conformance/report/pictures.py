@@ -17,9 +17,11 @@ _GAP, _LINE, _LETTER = 20, 18, 6.3
 
 
 def draw(bench: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Draw the layers that were timed with several numbers of tokens; the files written. Raises RunError naming what
-    cannot be written."""
+    """Draw the layers that were timed with several numbers of tokens; the files written. Raises RunError where there
+    are none, and naming what cannot be written."""
     figures = [figure for figure in plots_of(bench) if len(figure.rows) > 1]
+    if not figures:
+        raise RunError("no layer was timed with several numbers of tokens: there is nothing to draw")
     devices = {figure.device for figure in figures}
     try:
         folder.mkdir(parents=True, exist_ok=True)
