@@ -143,9 +143,9 @@ class Journal:
             self._file = path.open("a", encoding="utf-8")
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise RunError(f"{path}: another run writes there; wait for it, or end it") from error
+            raise RunError(f"--report: {path}: another run writes there; wait for it, or end it") from error
         except OSError as error:
-            raise RunError(f"{path}: it cannot be written there: {error.strerror}") from error
+            raise RunError(f"--report: {path}: it cannot be written there: {error.strerror}") from error
         os.truncate(path, begun.length if begun is not None else 0)
         if begun is None:
             self._line({"journal": VERSION, **head})
