@@ -169,6 +169,14 @@ def test_every_id_has_a_place():
     assert in_order(["strided", "batch"]) == ["strided", "batch"]
 
 
+def test_pages_say_how_many_verdicts_stood(document):
+    resumed = {**document, "resumed": 7}
+    assert "7 verdicts of a run that was cut off stood" in " ".join(Page(report_page(resumed)).shown)
+    assert "resumed: 7 verdicts stood" in report_markdown(resumed)
+    assert "resumed" not in report_markdown(document)
+    assert "cut off" not in " ".join(Page(report_page(document)).shown)
+
+
 # ---- the benchmark's plots
 
 

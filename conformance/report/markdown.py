@@ -85,6 +85,8 @@ def _facts(document: Mapping[str, Any]) -> str:
     facts.append(f"QuantCTS {_words(found['packages'].get('quantcts', 'of a checkout'))}")
     facts += [_words(gpu) for gpu in dict.fromkeys(found.get("gpus", ()))][:4]
     facts.append(_words(document["started"]))
+    if "resumed" in document:
+        facts.append(f"resumed: {document['resumed']} verdicts stood")
     return ", ".join(facts)
 
 
