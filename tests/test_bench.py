@@ -162,7 +162,9 @@ def not_finite(y, call):
     y[9, 9] = np.inf
 
 
-@pytest.mark.parametrize("activation", ["a16", "int8", pytest.param("fp8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "activation", ["a16", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("int8", "fp8"))]
+)
 def test_right_experts_pass(activation):
     subject = of_experts(m=100, activation=activation)
     call = subject.call(0)

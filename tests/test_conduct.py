@@ -1,6 +1,7 @@
 """The conduct suite: each check sees the backend that misbehaves in its way, and no other check does."""
 
 import ctypes
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -137,7 +138,8 @@ def test_what_is_never_written_shows_as_nan():
     case = next(c for c in HERE if c.cell == DENSE and c.recipe == "outputs")
     verdict = judged(misbehaving.leaves_a_column_unwritten(), case)
     assert verdict.outcome is Outcome.DIVERGES
-    assert "column 255; 66 NaN" in verdict.detail
+    # Of one call or of both: where memory comes from is the allocator's affair.
+    assert re.search("column 255; (33|66) NaN", verdict.detail), verdict.detail
 
 
 def test_a_backend_that_behaves_conforms_and_says_what_was_seen():

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,9 @@ import time
 
 import pytest
 from conftest import ROOT
+
+from conformance.errors import RunError
+from conformance.report.journal import read_journal
 
 CUT_OFF = """
 import os
@@ -48,7 +52,7 @@ def calls(tmp_path):
     return (tmp_path / "calls").stat().st_size
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+@pytest.mark.parametrize("workers", [pytest.param((), marks=pytest.mark.slow), ("-n", "2")])
 def test_what_was_judged_stands_and_the_rest_is_judged(quantcts, cut_off, tmp_path, workers):
     part = tmp_path / "report.json.part"
     judged = [json.loads(line)["case"] for line in part.read_text().splitlines()[1:]]
@@ -101,7 +105,6 @@ HEAD = '{"journal": "quantcts-journal/1", "started": "", "selection": {}, "asked
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "is not there: no run with this --report was cut off"),
         ("", "its first line is not whole"),
         ('{"journal": "quantcts', "its first line is not whole"),
         ('{"journal": "quantcts-journal/0"}\n', "line 1: it is of quantcts-journal/0"),
@@ -112,12 +115,18 @@ HEAD = '{"journal": "quantcts-journal/1", "started": "", "selection": {}, "asked
         (f'{HEAD}{{"case": 1}}\n', "line 2: "),
     ],
 )
-def test_what_is_no_journal_is_one_line(quantcts, tmp_path, content, said):
-    if content is not None:
-        (tmp_path / "report.json.part").write_text(content)
+def test_what_is_no_journal_is_one_error(tmp_path, content, said):
+    part = tmp_path / "report.json.part"
+    part.write_text(content)
+    with pytest.raises(RunError, match=re.escape(said)) as error:
+        read_journal(part)
+    assert str(part) in str(error.value)
+
+
+def test_where_no_run_was_cut_off_there_is_one_line(quantcts):
     run = quantcts("run", "--backend", "numpy", *CASES, "--resume")
     assert run.code == 3
-    assert said in run.output
+    assert "is not there: no run with this --report was cut off" in run.output
     assert len(run.output.strip().splitlines()) == 1
 
 
