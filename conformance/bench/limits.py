@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from conformance.bench.clocks import Clock
-from conformance.bench.rotation import copies
+from conformance.bench.rotation import captured, copies
 
 _SIDE = 8192
 _COPIED = 1 << 30
@@ -73,14 +73,8 @@ def _replayed(device: str, run: Callable[[], Any]) -> Callable[[], Any]:
     """On a GPU a graph of it, as what is compared with it."""
     if not device.startswith("cuda"):
         return run
-    import torch
-
-    run()
-    torch.cuda.synchronize()
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        run()
-    return lambda: captured.replay()
+    graph = captured(run)
+    return lambda: graph.replay()
 
 
 def _times(device: str, run: Callable[[], Any], calls: int = 1) -> list[float]:

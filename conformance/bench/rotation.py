@@ -73,7 +73,7 @@ class Rotation:
         import torch
 
         try:
-            self._graph = _captured(self._call)
+            self._graph = captured(self._call)
             self._graph.replay()
             torch.cuda.synchronize()
         except Exception as error:
@@ -83,7 +83,7 @@ class Rotation:
             self._call()
 
 
-def _captured(call: Callable[[], Any]) -> Any:
+def captured(call: Callable[[], Any]) -> Any:
     """A CUDA graph of it, captured after a call on the same stream."""
     import torch
 
