@@ -28,7 +28,7 @@ from conformance.ledger import Ledger
 from conformance.query import offered, part, select
 from conformance.replay.kept import DEFAULT_LIMIT as DEFAULT_BUNDLES
 from conformance.replay.kept import DEFAULT_SECONDS, Keeping, clear, default_folder
-from conformance.report.document import Report, environment, place_to_write, put
+from conformance.report.document import ANSWERS, WAITING, Report, environment, place_to_write, put
 from conformance.report.journal import Begun, part_of, read_journal
 from conformance.report.markdown import report_markdown
 from conformance.report.page import report_page
@@ -245,12 +245,11 @@ class Plugin:
         remote = [b for b in self.backends.values() if isinstance(b, RemoteBackend)]
         if not remote:
             return {}
-        waiting, asking = sum(b.waiting for b in remote), sum(b.asking for b in remote)
         return {
             "judges": 1,
-            "waiting for backends": waiting,
-            "their answers": asking,
             "bundles": self.bundling,
+            **{f"{WAITING} {b.name}": b.waiting for b in remote},
+            **{f"{ANSWERS} {b.name}": b.asking for b in remote},
         }
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -43,6 +43,8 @@ class Outcome(StrEnum):
 
 # A refusal that helps nobody: what is not supported stays unsaid.
 UNNAMED = "the refusal names nothing of the cell"
+# A name of a kernel in C++ can hold the whole of its template arguments: a report has its beginning.
+LONGEST_KERNEL = 160
 
 FAILING = (Outcome.DIVERGES, Outcome.DISHONEST, Outcome.CRASHES)
 JUDGED = (Outcome.CONFORMS, *FAILING, Outcome.WAIVED)
@@ -52,7 +54,7 @@ JUDGED = (Outcome.CONFORMS, *FAILING, Outcome.WAIVED)
 class Verdict:
     """worst: largest error as a fraction of what is allowed, None where nothing was compared or nothing
     was allowed. detail: one short paragraph for a person; diagnosis: the record behind it. width, elements,
-    statistics: see Comparison. kernels: see Answer. contract: where the backend's promise for the case
+    statistics: see Comparison. kernels: see Answer, long names cut. contract: where the backend's promise for the case
     departs from its general one. oracle_seconds: making the data, the expectation and the
     comparison."""
 
@@ -109,7 +111,7 @@ def decide(
         backend,
         Outcome.DECLINES,
         backend_seconds=answer.seconds if answer else 0.0,
-        kernels=answer.kernels if answer else None,
+        kernels=_short(answer.kernels) if answer and answer.kernels is not None else None,
     )
     if answer is None:
         return replace(verdict, detail=support.reason)
@@ -148,10 +150,16 @@ def decide(
     if not comparison.passes:
         return replace(verdict, outcome=Outcome.DIVERGES, detail=detail)
     if own_kernels and fell_back(answer, own_kernels):
-        launched = ", ".join(answer.kernels or ()) or "none at all"
+        launched = ", ".join(verdict.kernels or ()) or "none at all"
         said = f"it claims the case and launches no kernel of its own ({own_kernels}), a fallback did: {launched}"
         return replace(verdict, outcome=Outcome.DISHONEST, detail=said)
     return replace(verdict, outcome=Outcome.CONFORMS)
+
+
+def _short(kernels: tuple[str, ...]) -> tuple[str, ...]:
+    """Names no longer than a line, each once."""
+    most = LONGEST_KERNEL
+    return tuple(dict.fromkeys(k if len(k) <= most else f"{k[: most - 3]}..." for k in kernels))
 
 
 def fell_back(answer: Answer, own_kernels: str) -> bool:

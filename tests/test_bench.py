@@ -289,7 +289,7 @@ class Layer:
 def short(monkeypatch):
     monkeypatch.setattr(stands, "LONG", 0.0)
     monkeypatch.setattr(stands, "LEAST", 4)
-    monkeypatch.setattr(stands, "copies", lambda moved, held, device: 2)
+    monkeypatch.setattr(stands, "copies", lambda *_: 2)
 
 
 def timed(wrong=None, limits=None):
@@ -404,11 +404,12 @@ def test_a_round_has_several_places_as_far_as_memory_goes(monkeypatch):
     torch = pytest.importorskip("torch")
     properties = SimpleNamespace(L2_cache_size=50 << 20)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    assert copies(60 << 20, 60 << 20, "cuda") == 8
-    assert copies(330 << 20, 11 << 30, "cuda") == 1  # experts that few tokens meet, of a layer of 11 GiB
-    assert copies(20 << 20, 300 << 20, "cuda") == 8
-    assert copies(1 << 10, 0, "cuda") == 48
-    assert copies(1 << 30, 1 << 30, "cpu") == 2
+    assert copies(60 << 20, 60 << 20, 2e-5, "cuda") == 8
+    assert copies(60 << 20, 60 << 20, 0.14, "cuda") == 3  # slow: as many as a cold cache needs
+    assert copies(330 << 20, 11 << 30, 2e-5, "cuda") == 1  # experts of few tokens, a layer of 11 GiB
+    assert copies(20 << 20, 300 << 20, 2e-5, "cuda") == 8
+    assert copies(1 << 10, 0, 2e-6, "cuda") == 48
+    assert copies(1 << 30, 1 << 30, 0.1, "cpu") == 2
 
 
 def test_what_could_not_be_computed_ahead_is_left_to_the_subject():

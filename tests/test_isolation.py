@@ -19,7 +19,7 @@ from conformance.goals import ArrayGoal
 from conformance.plugin import in_turns, spread
 from conformance.query import part
 from conformance.subject import Answer, Subject
-from conformance.verdict import Outcome, decide
+from conformance.verdict import LONGEST_KERNEL, Outcome, decide
 
 BREAKING = ROOT / "tests" / "backends" / "breaking.py"
 CASES = "linear/w{3,4}-g128-sym/a16/bf16/m1-n64-k128/{integers,random}-0"
@@ -102,8 +102,12 @@ def test_a_report_says_what_its_judges_waited_for(quantcts, options, judges):
     assert run.code == 0, run.output
     spent = run.report["seconds"]["judging"]
     assert spent["judges"] == judges
-    assert spent["their answers"] > 0
-    assert spent["waiting for backends"] > 0
+    assert all(
+        spent[f"{what} {name}"] > 0
+        for what in ("answers of", "waiting for")
+        for name in ("numpy", "torch_cpu")
+    )
+    assert "hosts that answered longest: " in run.output
     assert f"of the time of {judges} judges: oracle and comparison " in run.output
 
 
@@ -185,16 +189,19 @@ def test_the_fallback_of_a_backend_is_no_kernel_of_its_own():
     def verdict(kernels, shape=(2, 2), beside=()):
         answer = Answer((np.ones(shape), *beside), kernels=kernels)
         goal = ArrayGoal(case, right[: shape[0]], lambda m: right, ())
-        return decide(case, "planted", Support.yes(), answer, lambda: goal, "marlin|Marlin").outcome
+        return decide(case, "planted", Support.yes(), answer, lambda: goal, "marlin|Marlin")
 
-    assert verdict(("void cutlass::gemm", "vectorized_elementwise")) is Outcome.DISHONEST
-    assert verdict(()) is Outcome.DISHONEST
-    assert verdict(("cutlass::gemm", "marlin::Marlin<128>")) is Outcome.CONFORMS
-    assert verdict(None) is Outcome.CONFORMS  # nobody looked
-    assert verdict((), shape=(0, 2)) is Outcome.CONFORMS  # nothing to launch
-    assert (
-        verdict((), shape=(0, 2), beside=[np.ones((1, 1))]) is Outcome.CONFORMS
-    )  # a static scale needs no kernel
+    assert verdict(("void cutlass::gemm", "vectorized_elementwise")).outcome is Outcome.DISHONEST
+    assert verdict(()).outcome is Outcome.DISHONEST
+    assert verdict(("cutlass::gemm", "marlin::Marlin<128>")).outcome is Outcome.CONFORMS
+    assert verdict(None).outcome is Outcome.CONFORMS  # nobody looked
+    assert verdict((), shape=(0, 2)).outcome is Outcome.CONFORMS  # nothing to launch
+    static = verdict((), shape=(0, 2), beside=[np.ones((1, 1))])  # its scale needs no kernel
+    assert static.outcome is Outcome.CONFORMS
+    # Behind many template arguments
+    deep = verdict(("f<" + "a" * 300 + "Marlin", "f<" + "a" * 300 + "other"))
+    assert deep.outcome is Outcome.CONFORMS
+    assert [len(name) for name in deep.kernels] == [LONGEST_KERNEL]
 
 
 def test_kernels_are_recorded_of_the_calls_and_not_of_loading():

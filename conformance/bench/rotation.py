@@ -17,11 +17,12 @@ from conformance.subject import describe
 # How much other memory lies between two uses of the same, in sizes of the cache
 APART = 3
 MOST, MOST_ON_CPU = 48, 2
-# Where memory lies changes a time by a few percent: it is the mean of several places, as far as so many bytes go.
-PLACES, BYTES_OF_PLACES = 8, 4 << 30
+# Where memory lies changes a time by a few percent: it is the mean of several places, as far as so many bytes and so
+# many seconds of a round go.
+PLACES, BYTES_OF_PLACES, SECONDS_OF_PLACES = 8, 4 << 30, 0.02
 
 
-def copies(bytes_of_a_call: int, bytes_of_a_layer: int, device: str) -> int:
+def copies(bytes_of_a_call: int, bytes_of_a_layer: int, seconds_of_a_call: float, device: str) -> int:
     """How many calls a round needs. On a CPU, where calls are slow, few have to do."""
     if not device.startswith("cuda"):
         return MOST_ON_CPU
@@ -29,7 +30,9 @@ def copies(bytes_of_a_call: int, bytes_of_a_layer: int, device: str) -> int:
 
     cache = int(torch.cuda.get_device_properties(device).L2_cache_size)
     cold = 1 + APART * cache // max(bytes_of_a_call, 1)
-    return min(MOST, max(cold, min(PLACES, BYTES_OF_PLACES // max(bytes_of_a_layer, 1))))
+    in_bytes = BYTES_OF_PLACES // max(bytes_of_a_layer, 1)
+    in_time = int(SECONDS_OF_PLACES / max(seconds_of_a_call, 1e-9))
+    return min(MOST, max(cold, min(PLACES, in_bytes, in_time)))
 
 
 class Rotation:

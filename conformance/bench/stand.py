@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from conformance.arrays import WrongAnswer
+from conformance.arrays import Array, WrongAnswer, to_backend
 from conformance.backend import Backend, device_of
 from conformance.bench.clocks import Clock, do_bench, gpu_state, spread
 from conformance.bench.limits import Limits
@@ -40,11 +40,17 @@ class Loaded:
     backend: str = ""
     functions: list[Callable[..., Any]] = field(default_factory=list)
 
-    def of(self, subject: Subject, backend: Backend, count: int) -> list[Callable[..., Any]]:
+    def first(self, subject: Subject, backend: Backend) -> Callable[..., Any]:
         key = subject.workload.layer, backend.name
         if key != (self.layer, self.backend):
             self.functions.clear()  # before the next are there
             self.layer, self.backend = key
+        if not self.functions:
+            self.functions.append(subject.load(backend))
+        return self.functions[0]
+
+    def of(self, subject: Subject, backend: Backend, count: int) -> list[Callable[..., Any]]:
+        self.first(subject, backend)
         del self.functions[count:]
         while len(self.functions) < count:
             self.functions.append(subject.load(backend))
@@ -124,10 +130,18 @@ class Stand:
 
     def _rotation(self, subject: Subject, backend: Backend, device: str) -> Rotation:
         try:
-            functions = self._loaded.of(subject, backend, copies(subject.moved, subject.held, device))
-            return Rotation(backend, functions, subject.inputs(0))
+            inputs = subject.inputs(0)
+            seconds = self._once(subject, backend, inputs, device) if device.startswith("cuda") else 0.0
+            count = copies(subject.moved, subject.held, seconds, device)
+            return Rotation(backend, self._loaded.of(subject, backend, count), inputs)
         except Exception as error:
             raise Untimed("crashes", describe(error)) from error
+
+    def _once(self, subject: Subject, backend: Backend, inputs: Sequence[Array], device: str) -> float:
+        """Roughly the seconds of a call."""
+        function = self._loaded.first(subject, backend)
+        own = [to_backend(array, backend) for array in inputs]
+        return Clock(device).median(lambda: function(*own), 1)
 
     def _verify(self, subject: Subject, backend: Backend, rotation: Rotation, seed: int, when: str) -> None:
         """The first answer by the oracle, the others by the first: they are of the same values."""

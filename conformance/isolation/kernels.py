@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any
-
-# A name of a kernel in C++ can hold the whole of its template arguments.
-LONGEST = 160
 
 
 def start_profiler() -> None:
@@ -49,10 +45,5 @@ def _recorded(call: Callable[[], Any]) -> tuple[str, ...] | None:
     except Exception:  # the profiler's, where another one has CUPTI, or the call's
         return None
     names = (event.name() for event in events if event.device_type() == torch.autograd.DeviceType.CUDA)
-    return tuple(dict.fromkeys(short(name) for name in names if not name.startswith(("Memcpy", "Memset"))))
-
-
-def short(name: str) -> str:
-    """A name without the return type, and no longer than a line."""
-    name = re.sub(r"^void ", "", name)
-    return name if len(name) <= LONGEST else name[: LONGEST - 3] + "..."
+    own = (name.removeprefix("void ") for name in names if not name.startswith(("Memcpy", "Memset")))
+    return tuple(dict.fromkeys(own))

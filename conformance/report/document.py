@@ -38,6 +38,8 @@ from reference import SPECIFICATION_VERSION
 from reference.bounds import false_alarm_bound
 
 SCHEMA_VERSION = "quantcts-report/3"
+# Before the name of a backend: seconds of the judges until their questions had their turn, and from there on
+WAITING, ANSWERS = "waiting for", "answers of"
 
 
 def schema() -> dict[str, Any]:
@@ -111,7 +113,7 @@ class Report:
     exit_code: ExitCode = ExitCode.ENVIRONMENT
     started: str = field(default_factory=lambda: _now())
     wall: float = 0.0  # seconds from the first case to the last
-    # Of the judges of isolated backends together: how many, and seconds by what they did
+    # Of the judges of isolated backends together: how many, and seconds by what they did and whom they asked
     judging: Mapping[str, float] = field(default_factory=dict)
     resumed: int = 0  # verdicts of a run that was cut off and goes on
 

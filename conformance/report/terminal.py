@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from conformance.report.document import Report
+from conformance.report.document import ANSWERS, WAITING, Report
 from conformance.report.findings import findings
 from conformance.report.matrix import Cell, alone, enumerated, matrices
 from conformance.verdict import FAILING, Outcome, Verdict
@@ -217,10 +217,15 @@ def _print_busiest(console: Console, report: Report) -> None:
     spent = dict(report.judging)
     judges = spent.pop("judges", 0)
     if judges and report.wall > 0:
-        oracle = sum(v.oracle_seconds for v in report.ledger.verdicts.values())
-        shares = {"oracle and comparison": oracle, **spent}
+        shares = {"oracle and comparison": sum(v.oracle_seconds for v in report.ledger.verdicts.values())}
+        answers = {name: s for name in busy if (s := spent.pop(f"{ANSWERS} {name}", 0.0))}
+        shares["waiting for a turn"] = sum(spent.pop(f"{WAITING} {name}", 0.0) for name in busy)
+        shares |= {"answers": sum(answers.values()), **spent}
         text = ", ".join(f"{what} {100 * s / judges / report.wall:.0f} %" for what, s in shares.items())
         console.print(f"of the time of {judges:.0f} judges: {text}")
+        longest = sorted(answers.items(), key=lambda pair: -pair[1])[:5]
+        text = ", ".join(f"{name} {s:.1f} s ({100 * s / report.wall:.0f} %)" for name, s in longest)
+        console.print(f"hosts that answered longest: {text}")
 
 
 def kernel_counts(verdicts: Sequence[Verdict]) -> dict[str, int]:
