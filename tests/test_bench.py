@@ -292,11 +292,12 @@ def short(monkeypatch):
     monkeypatch.setattr(stands, "copies", lambda *_: 2)
 
 
-def timed(wrong=None, limits=None):
+def timed(wrong=None, limits=None, nondeterministic=""):
     subject, stand, clock = of_linear(m=4), Stand(), Clock("cpu")
     stand.limits["cpu"] = limits or Limits("cpu", 1e12, {"a16": 1e15})
-    benchmark = Benchmark(clock)
-    stand.time(subject, Layer(subject, wrong), benchmark, clock)
+    benchmark, layer = Benchmark(clock), Layer(subject, wrong)
+    layer.nondeterministic = nondeterministic
+    stand.time(subject, layer, benchmark, clock)
     return benchmark
 
 
@@ -326,6 +327,18 @@ def test_a_layer_that_remembers_its_answer_gets_no_number():
 def test_one_of_several_equal_calls_that_differs_is_seen():
     with pytest.raises(Untimed, match="call 1 of 2"):
         timed(lambda layer, y: y if layer.calls % 2 else y * np.asarray(2.0, y.dtype))
+
+
+@pytest.mark.usefixtures("short")
+def test_sums_in_any_order_may_lie_further_apart_where_that_is_declared():
+    def off(by):
+        return lambda layer, y: y if layer.calls % 2 else y * np.asarray(by, y.dtype)
+
+    with pytest.raises(Untimed, match="call 1 of 2"):
+        timed(off(1.08))
+    timed(off(1.08), nondeterministic="atomics")
+    with pytest.raises(Untimed, match="call 1 of 2"):
+        timed(off(1.5), nondeterministic="atomics")
 
 
 @pytest.mark.usefixtures("short")

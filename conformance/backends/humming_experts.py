@@ -97,8 +97,7 @@ def aligned(slots: torch.Tensor, experts: int, block: int) -> tuple[torch.Tensor
     most = (len(slots) // block + experts) * block
     at = torch.where(slots < 0, most, firsts[slots.clamp(min=0).long()] + within)
     sorted_ids = torch.full((most + 1,), len(slots), dtype=torch.int32, device=slots.device)
-    sorted_ids[at] = torch.arange(len(slots), dtype=torch.int32, device=slots.device)
-    sorted_ids[most] = len(slots)
+    sorted_ids[at] = torch.arange(len(slots), dtype=torch.int32, device=slots.device)  # at most: not read
     owners = torch.searchsorted(ends, torch.arange(most // block, device=slots.device), right=True)
     return (
         sorted_ids[:most],

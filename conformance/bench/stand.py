@@ -15,7 +15,7 @@ from conformance.bench.clocks import Clock, do_bench, gpu_state, spread
 from conformance.bench.limits import Limits
 from conformance.bench.rotation import Rotation, copies
 from conformance.bench.subjects import Subject
-from conformance.bench.verify import PLACES
+from conformance.bench.verify import allowed_apart
 from conformance.subject import as_in_production, describe
 
 # Seconds of timing, and at least so many rounds
@@ -146,7 +146,9 @@ class Stand:
     def _verify(self, subject: Subject, backend: Backend, rotation: Rotation, seed: int, when: str) -> None:
         """The first answer by the oracle, the others by the first: they are of the same values."""
         try:
-            why = subject.wrong(backend, seed, rotation.outputs[0]) or _differing(rotation.outputs)
+            why = subject.wrong(backend, seed, rotation.outputs[0]) or _differing(
+                rotation.outputs, allowed_apart(backend)
+            )
         except WrongAnswer as error:
             why = str(error)
         except Exception as error:
@@ -155,17 +157,17 @@ class Stand:
             raise Untimed("wrong", f"{when}: {why}")
 
 
-def _differing(outputs: list[Any]) -> str:
+def _differing(outputs: list[Any], apart: float) -> str:
     """Which of several equal calls did not give what the first gave, up to the order of a sum."""
     first = [_values(part) for part in _parts(outputs[0])]
     for number, output in enumerate(outputs[1:], 1):
         for right, part in zip(first, _parts(output), strict=True):
             rms = right.square().mean().sqrt()
             off = ((_values(part) - right).abs() / (rms + right.abs()).clamp(min=1e-30)).max()
-            if not bool(off <= PLACES):
+            if not bool(off <= apart):
                 return (
                     f"call {number} of {len(outputs)} equal ones differs from the first, by {float(off):.3g} where "
-                    f"another order of the same sums gives {PLACES:.3g}"
+                    f"another order of the same sums gives {apart:.3g}"
                 )
     return ""
 

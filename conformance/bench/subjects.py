@@ -22,7 +22,7 @@ from conformance.bench.layers import (
     routed,
 )
 from conformance.bench.limits import Limits
-from conformance.bench.verify import wrong_codes, wrong_experts, wrong_linear
+from conformance.bench.verify import allowed_apart, wrong_codes, wrong_experts, wrong_linear
 from conformance.bench.workloads import Workload
 from conformance.cases import Case
 from conformance.subject import handed_layer
@@ -135,7 +135,8 @@ class ExpertsSubject(_OfWorkload):
     def wrong(self, backend: Backend, seed: int, output: Any) -> str:
         case = self.case
         y = from_backend(output, backend, float_format(case.dtype).dtype, (case.m, case.k))
-        return wrong_experts(self.layer, self.call(seed), seed, y, contract_of(backend, case))
+        contract, apart = contract_of(backend, case), allowed_apart(backend)
+        return wrong_experts(self.layer, self.call(seed), seed, y, contract, apart)
 
     @property
     def held(self) -> int:

@@ -19,8 +19,8 @@ FALLBACK = ROOT / "tests" / "backends" / "fallback.py"
 CASES = "linear/w4-g32-sym/a16/bf16/m{1,2,7}-*/random-0"
 # Whoever meets the error first says it in its words: torch or cuda-core
 SAID = {
-    "illegal_address": ("illegal memory access",),
-    "misaligned_address": ("misaligned address",),
+    "illegal_address": ("illegal memory access", "CUDA_ERROR_ILLEGAL_ADDRESS"),
+    "misaligned_address": ("misaligned address", "CUDA_ERROR_MISALIGNED_ADDRESS"),
     "assert": ("assert",),
     "trap": ("unspecified launch failure", "CUDA_ERROR_LAUNCH_FAILED"),
     "endless": ("no answer within 6 seconds",),
