@@ -35,7 +35,8 @@ What a library on a GPU says of itself:
     kernels: str                 regular expression of the names of its own GPU kernels, or one an operation in a
                                  mapping: where none of them is launched, something else computed the answer
     nondeterministic: str        why repeated calls may differ bit by bit; empty: they do not
-    prepare(cases, workers)      compile what the cases need, on so many cores; yields a line for each kernel
+    prepare(cases, workers)      compile what the cases need, on so many cores; yields a line for each kernel. They
+                                 are those that will be called, also what supports() declines
 
 Each call returns an array of its own. A backend never sees an expected value. It refuses what it does not
 support by raising an exception with a message.

@@ -1,5 +1,8 @@
 """The adapters around torch, torchao and two Triton libraries, as far as they run without a GPU."""
 
+import importlib
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -257,3 +260,24 @@ def test_a_layer_to_compile_is_a_blank_of_the_case():
     assert weight.zero_point is not None
     linear = torch_baseline.cpu_backend()._linear(weight, None, torch.bfloat16)
     assert linear(torch.ones(17, 544, dtype=torch.bfloat16)).abs().max() == 0
+
+
+def test_what_has_been_compiled_is_not_compiled_again(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "backends"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    backend = importlib.import_module("warmed").backend()
+    cases = [all_cases()[f"linear/w{bits}-g32-sym/a16/bf16/m2-n96-k256/random-0"] for bits in (2, 3, 4, 8)]
+
+    def lines():
+        return sorted(warm.compiled(backend, "warmed:backend", cases, 2))
+
+    w2, w3, w4 = (f"w{bits}-g32-sym/a16/bf16/m2-n96-k256" for bits in (2, 3, 4))
+    broken = f"{w3}: left to the case (RuntimeError)"
+    assert lines() == [w2, broken, w4]
+    assert lines() == [broken]
+    with monkeypatch.context() as other:
+        other.setattr(warm, "version", lambda name: "another")
+        assert lines() == [w2, broken, w4]
+    for note in tmp_path.iterdir():
+        note.unlink()  # as whoever empties the cache
+    assert lines() == [w2, broken, w4]

@@ -32,7 +32,7 @@ _E4M3_INTEGERS = 16
 class ConchBackend:
     name = "conch"
     device = "cuda"
-    libraries = ("conch-triton-kernels", "triton", "torch")
+    libraries: tuple[str, ...] = ("conch-triton-kernels", "triton", "torch")
     kernels: ClassVar = {
         "linear": "_gemm_kernel",
         "swiglu": "_silu_and_mul_kernel|_gelu_tanh_and_mul_kernel",
@@ -68,7 +68,7 @@ class ConchBackend:
         return replace(own, epilogue="16-bit") if case.bias else own
 
     def prepare(self, cases: list[Case], workers: int) -> Iterator[str]:
-        yield from compiled("conformance.backends.conch:backend", cases, workers)
+        yield from compiled(self, "conformance.backends.conch:backend", cases, workers)
 
     def load_linear(self, checkpoint: Checkpoint) -> Linear:
         return self.linear(weight_of(checkpoint), checkpoint.input_activations, _DTYPES[checkpoint.dtype])

@@ -38,7 +38,7 @@ _SPLITS = 8
 
 class GemliteBackend:
     device = "cuda"
-    libraries = ("gemlite", "triton", "torch")
+    libraries: tuple[str, ...] = ("gemlite", "triton", "torch")
     kernels: ClassVar = {"linear": r"gem[mv]\w*INT", "activation_quantization": "scale_activations"}
     nondeterministic = "batches of fewer than 64 rows may be summed in parts that atomics add up in any order"
     # integers: sums in int32. accumulator: tl.dot of fp8 is not promoted on Hopper. quantizer: amax / 127 or 448.
@@ -75,7 +75,7 @@ class GemliteBackend:
 
     def prepare(self, cases: list[Case], workers: int) -> Iterator[str]:
         factory = "backend" if self._production else "float32_backend"
-        yield from compiled(f"conformance.backends.gemlite:{factory}", cases, workers)
+        yield from compiled(self, f"conformance.backends.gemlite:{factory}", cases, workers)
 
     def load_linear(self, checkpoint: Checkpoint) -> Linear:
         return self.linear(weight_of(checkpoint), checkpoint.input_activations, _DTYPES[checkpoint.dtype])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -137,11 +138,11 @@ class HummingExperts:
         left to the case."""
         layers: dict[tuple[Layer, bool], set[tuple[int, int]]] = {}
         inputs: dict[tuple[Any, int], str] = {}
-        for case in (plain for given in cases for plain in called(given)):
+        for case in cases:
             for layer, low, call in self._calls(case):
                 layers.setdefault((layer, low), set()).add(call)
-            for problem in self._quantizers(case):
-                inputs[problem, case.m] = case.cell
+            with suppress(Exception):  # what no quantizer is made for
+                inputs |= {(problem, case.m): case.cell for problem in self._quantizers(case)}
         with ThreadPoolExecutor(workers) as pool:
             started = [pool.submit(self._compile, *key, calls) for key, calls in layers.items()]
             started += [pool.submit(self._cover, *key, what) for key, what in inputs.items()]

@@ -1,16 +1,26 @@
-"""Kernels that a library compiles at their first launch, compiled beforehand: several processes fill its disk cache."""
+"""Kernels that Triton compiles at their first launch, compiled beforehand: several processes fill its disk cache.
+
+What has been compiled is noted beside that cache, by versions and device: processes and a call a layer would take most
+of a minute to find that nothing is left to do.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import inspect
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from importlib.metadata import version
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from conformance.backend import Support
 from conformance.backends.torch_weights import TorchWeight
 from conformance.cases import Case
 from conformance.orphans import end_with_parent
@@ -50,24 +60,52 @@ class Warmed(Protocol):
     """A backend whose layers are made of a decoded weight."""
 
     device: str
+    libraries: tuple[str, ...]
+
+    def supports(self, case: Case) -> Support: ...
 
     def linear(
         self, weight: TorchWeight, args: Mapping[str, Any] | None, dtype: torch.dtype
     ) -> Callable[[torch.Tensor], torch.Tensor]: ...
 
 
-def compiled(factory: str, cases: Iterable[Case], workers: int) -> Iterator[str]:
-    """Call each layer of the linear cases once, in processes of their own; a line for each.
+def compiled(backend: Warmed, factory: str, cases: Iterable[Case], workers: int) -> Iterator[str]:
+    """Call each layer of the linear cases that the backend claims once, in processes of their own; a line for each.
 
     factory: `module:function` of the backend. What raises is left to the case.
     """
-    layers = list(dict.fromkeys(Layer.of(case) for case in cases if case.operation == "linear"))
+    claimed = (case for case in cases if case.operation == "linear" and backend.supports(case).claimed)
+    noted = _noted(backend, factory)
+    known = set(noted.read_text("utf-8").splitlines()) if noted.is_file() else set()
+    layers = [layer for layer in dict.fromkeys(map(Layer.of, claimed)) if repr(layer) not in known]
     if not layers:
         return
+    noted.parent.mkdir(parents=True, exist_ok=True)
+    # Not forked from here, where the device is in use already, nor each with imports of its own.
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["torch", factory.partition(":")[0]])
     count = max(1, min(workers, len(layers)))
-    with ProcessPoolExecutor(count, get_context("spawn"), _begin, (factory,)) as pool:
-        for done in as_completed([pool.submit(_call, layer) for layer in layers]):
-            yield done.result()
+    with (
+        ProcessPoolExecutor(count, context, _begin, (factory,)) as pool,
+        noted.open("a", encoding="utf-8") as note,
+    ):
+        calls = {pool.submit(_call, layer): layer for layer in layers}
+        for done in as_completed(calls):
+            layer, failed = calls[done], done.result()
+            if not failed:
+                note.write(f"{layer!r}\n")
+            yield f"{layer}: left to the case ({failed})" if failed else str(layer)
+
+
+def _noted(backend: Warmed, factory: str) -> Path:
+    """A file in Triton's cache: who empties that takes it along. Another version or device has another one."""
+    cache = os.environ.get("TRITON_CACHE_DIR") or Path(
+        os.environ.get("TRITON_HOME") or Path.home(), ".triton", "cache"
+    )
+    own = inspect.getsource(importlib.import_module(factory.partition(":")[0]))
+    device = torch.cuda.get_device_name() if backend.device == "cuda" else backend.device
+    what = [factory, own, device, *(f"{name} {version(name)}" for name in backend.libraries)]
+    return Path(cache, f"quantcts-{hashlib.sha256(chr(10).join(what).encode()).hexdigest()[:32]}.txt")
 
 
 def _begin(factory: str) -> None:
@@ -78,13 +116,14 @@ def _begin(factory: str) -> None:
 
 
 def _call(layer: Layer) -> str:
+    """What went wrong; empty: nothing."""
     dtype, device = _DTYPES[layer.dtype], _backend.device
     try:
         linear = _backend.linear(blank(layer, device), layer.activation.to_quantization_args(), dtype)
         linear(torch.zeros(layer.m, layer.k, dtype=dtype, device=device))
     except Exception as error:
-        return f"{layer}: left to the case ({type(error).__name__})"
-    return str(layer)
+        return type(error).__name__
+    return ""
 
 
 def blank(layer: Layer, device: str) -> TorchWeight:

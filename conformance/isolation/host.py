@@ -88,8 +88,11 @@ class Ended(Exception):
     """The device answers nothing any more."""
 
 
-def serve(spec: str, path: str, gpu: int | None, lifeline: Connection, profiled: bool) -> None:
-    """Load the backend, then answer until the supervisor's end of the lifeline is closed.
+def serve(
+    spec: str, path: str, gpu: int | None, lifeline: Connection, profiled: bool, replaces: bool
+) -> None:
+    """Load the backend, then answer until the supervisor's end of the lifeline is closed. replaces: a host that died,
+    and judges wait for this one.
 
     The first message through the lifeline is the Description, or the RunError that says why there is none. An
     interrupt is for those who ask: they close the lifeline.
@@ -119,7 +122,7 @@ def serve(spec: str, path: str, gpu: int | None, lifeline: Connection, profiled:
     # A killed run closes nothing but its files, and whoever compiles or waits does not look.
     end_with([lifeline], LINGER_SECONDS)
     try:
-        if not description.prepares:
+        if not description.prepares and not replaces:
             host.start_profiler()
         _answer_all(host, server, lifeline)
     except Ended:
@@ -205,10 +208,10 @@ class _Host:
         return answer, True
 
     def _prepare(self, cases: list[Case], workers: int, say: Callable[[Any], None]) -> str:
-        """Compile for the cases that the backend claims; the error that ended it, or nothing."""
+        """Compile for the cases that will be asked; the error that ended it, or nothing."""
         try:
-            claimed = [case for case in cases if Subject(self.backend, case).support().claimed]
-            asked = list(dict.fromkeys(plain for case in claimed for plain in called(case)))
+            present = [case for case in cases if Subject(self.backend, case).absent() is None]
+            asked = list(dict.fromkeys(plain for case in present for plain in called(case)))
             for line in self.backend.prepare(asked, workers):  # type: ignore[attr-defined]
                 say((LINE, str(line)))
         except Exception as error:
