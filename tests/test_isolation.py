@@ -239,7 +239,8 @@ def test_slow_cases_lie_evenly_among_the_others(some, among):
 def test_what_hosts_die_of_is_asked_last(quantcts):
     words = ("--backend", "numpy", "--quick", "--cases", "conduct/w4-*", "--cases", "packing/w4/*")
     run = quantcts("run", *words)
-    deadly = [any(f"/{check}-" in case for check in DEADLY) for case in run.outcomes]  # in the order in which they were judged
+    # In the order in which they were judged
+    deadly = [any(f"/{check}-" in case for check in DEADLY) for case in run.outcomes]
     assert 0 < sum(deadly) < len(deadly)
     assert all(deadly[-sum(deadly) :])
 
