@@ -22,8 +22,9 @@ DTYPES = {torch.bfloat16: 0, torch.float16: 1}  # BF16 and FP16 of numbers.cuh
 _A16, _INTEGER, _FP8 = 0, 1, 2  # of weights.cuh
 _TARGETS = {"int8": 0, "int4": 1, "fp8": 2}  # of quantizer.cuh
 
-TILED_ROWS = 16  # beyond so many rows of outputs decoding a tile once is worth it
-_TILE = 64
+# So few rows of outputs of so few weights: a thread an output is enough.
+TILED_ROWS, TILED_WEIGHTS = 16, 1 << 20
+_HEIGHT, _WIDTH = 64, 128  # of linear_tiled.cu
 _TENSOR_CORE_TOKENS = 16
 _GEMV_TOKENS = 4
 _WAVE = 32  # what a wave of blocks costs, in blocks of 32 x 128 weights that a multiprocessor reads meanwhile
@@ -188,9 +189,9 @@ def _choice(
             return "mma4"
         if weight.group_size % 32 == 0 and tokens <= _GEMV_TOKENS:
             return "gemv"
-    if rows <= TILED_ROWS or (slots is not None and slots.block > _TILE and slots.block % _TILE):
-        return "plain"
-    return "tiled"
+    small = rows <= TILED_ROWS and weight.n * weight.k < TILED_WEIGHTS
+    whole = slots is None or slots.block <= _HEIGHT or slots.block % _HEIGHT == 0
+    return "plain" if small or not whole else "tiled"
 
 
 def _few_tokens(
@@ -275,15 +276,14 @@ def _any_rows(
     if slots is not None:
         sorted_ids, expert_ids = slots.sorted_ids, slots.expert_ids
         positions, top_k, block = sorted_ids.numel(), slots.top_k, slots.block
-    order = weight.order if x.kind == _INTEGER else None
     arguments = (
-        values, x.scales, weight.words, weight.scale, weight.zero_point, weight.g_idx, order, weight.bias,
+        values, x.scales, weight.words, weight.scale, weight.zero_point, weight.g_idx, weight.order, weight.bias,
         sorted_ids, expert_ids, y, x.kind, DTYPES[weight.dtype], weight.bits, weight.n, weight.k, weight.group_size,
         weight.groups, rows, positions, top_k, block,
     )  # fmt: skip
     if kernel == "tiled":
-        height = min(block, _TILE) if slots is not None else _TILE
-        grid = blocks_for(positions, height), blocks_for(weight.n, _TILE)
+        height = min(block, _HEIGHT) if slots is not None else _HEIGHT
+        grid = blocks_for(positions, height), blocks_for(weight.n, _WIDTH)
         runtime.launch("project_tiled", grid, 256, *arguments, height)
     else:
         runtime.launch("project_plain", blocks_for(positions * weight.n), THREADS, *arguments)

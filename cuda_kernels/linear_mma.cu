@@ -15,6 +15,7 @@
 // shared memory before the first step, so that the steps read nothing else from memory but words. K is then split over
 // the blocks of a cluster, which add their sums through each other's shared memory. And a launch begins while the one
 // before it still runs: its first words and its scales do not depend on that.
+#include "tensor_cores.cuh"
 #include "weights.cuh"
 
 #define WARPS_LOG 4
@@ -194,21 +195,6 @@ QCTS_INLINE u32 code_pair(u32 word, int i, u32 even, u32 odd) {
 template <int DTYPE>
 QCTS_INLINE float unit_of_codes() {
   return DTYPE == BF16 ? 4.0f : 1.0f;
-}
-
-template <int DTYPE>
-QCTS_INLINE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  if (DTYPE == BF16) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
 }
 
 // The same number, but the compiler does not know that: it keeps no multiples of it in registers through the loop.

@@ -1,88 +1,181 @@
-// The quantized linear for many rows: tiles of outputs, their operands decoded into shared memory.
+// The quantized linear for many rows, on tensor cores: each warp decodes its rows of the weight into registers, the
+// activations of a block lie in shared memory.
+//
+// Both operands are codes of 16 bits: u - u_z has at most 8 bits and a sign, and activations of 8 bits fit as well.
+// Products of a group are summed before its scale meets them. Sums of integers leave float32, which would lose some of
+// them in a long row, after each step.
+#include "tensor_cores.cuh"
 #include "weights.cuh"
 
-#define TILE 64          // rows and columns of outputs a block
-#define DEPTH 32         // columns of x a step
-#define PITCH (TILE + 1) // of a line in shared memory: neighbouring columns lie in other banks
-#define SIDE 16          // threads along either side of a tile; each has 4 x 4 outputs, SIDE apart
+#define HEIGHT 64  // slots a block
+#define WIDTH 128  // outputs a block, 16 a warp
+#define DEPTH 64   // columns a step
+#define RUN 32     // columns of two products: a lane has 8 that lie side by side
+#define PITCH 96   // of a slot in shared memory: a quarter of a warp reads 16 bytes a lane, from other banks
 
-// How many columns from j on, in the order of summation, belong to the group of the first; at most DEPTH.
-QCTS_INLINE int columns_of_group(const Weight& w, const int* order, int j) {
-  int most = w.k - j < DEPTH ? w.k - j : DEPTH;
-  if (!order) {
-    int left = w.group_size - j % w.group_size;
-    return left < most ? left : most;
-  }
-  int group = group_of(w, order[j]), count = 1;
-  while (count < most && group_of(w, order[j + count]) == group) count++;
-  return count;
+// Eight codes, in 64 bits, of the line that begins at words, from code `first` on: a multiple of 8.
+QCTS_INLINE u64 eight_codes(const u32* words, long long first, int bits) {
+  const u32* from = words + (first * bits >> 5);
+  int shift = (int)(first * bits & 31);
+  u64 codes = from[0] >> shift;
+  if (shift + 8 * bits > 32) codes |= (u64)from[1] << (32 - shift);
+  if (shift + 8 * bits > 64) codes |= (u64)from[2] << (64 - shift);
+  return codes;
 }
 
-// Arguments as those of project_plain. A block computes TILE outputs of `height` rows: of TILE, or of one block of
-// sorted_ids where those are smaller. Grid: (tiles of positions, tiles of n), SIDE * SIDE threads.
-extern "C" __global__ void __launch_bounds__(256)
+// Eight codes of a row from place `first` of the order on, less the zero point of their group. Behind `end` they are
+// any: they meet activations of 0.
+QCTS_INLINE void centred_codes(const Weight& w, const int* order, int row, int first, int end, int group,
+                               float (&codes)[8]) {
+  if (!order && first % 8 == 0 && first + 8 <= end) {
+    u64 stored = eight_codes(w.words + row * packed_words(w.k, w.bits), first, w.bits);
+    // Set below the exponent of 2^23 an integer is that much above 2^23: the difference is exact.
+    float offset = 8388608.0f + (float)zero_of(w, row, group);
+    for (int i = 0; i < 8; i++) {
+      codes[i] = float_of(0x4b000000 | ((u32)stored & ((1u << w.bits) - 1))) - offset;
+      stored >>= w.bits;
+    }
+    return;
+  }
+  for (int i = 0; i < 8; i++) {
+    int place = first + i < end ? first + i : end - 1;
+    codes[i] = (float)centred_code(w, row, order ? order[place] : place, group);
+  }
+}
+
+QCTS_INLINE u32 operands_of(float first, float second, int dtype) {
+  return from_float(first, dtype) | (u32)from_float(second, dtype) << 16;
+}
+
+// What a lane holds of 16 rows of the weight in each RUN of a step: operands of two products.
+typedef u32 Fragments[DEPTH / RUN][2][4];
+
+// sums (of each 8 slots) += the products of a step. INTEGERS: they are the bits of int32.
+template <int OPERANDS, bool INTEGERS>
+QCTS_INLINE void multiply(float (&sums)[HEIGHT / 8][4], const Fragments& weights, const u16* xs, int tiles, int depth) {
+  int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int tile = 0; tile < HEIGHT / 8; tile++) {
+    if (tile >= tiles) break;
+    float of_step[4];
+    for (int c = 0; c < 4; c++) of_step[c] = INTEGERS ? 0.0f : sums[tile][c];
+#pragma unroll
+    for (int run = 0; run < DEPTH / RUN; run++) {
+      if (run * RUN >= depth) break;
+      uint4 x = *(const uint4*)(xs + (8 * tile + lane / 4) * PITCH + run * RUN + 8 * (lane % 4));
+      mma<OPERANDS>(of_step, weights[run][0], x.x, x.y);
+      mma<OPERANDS>(of_step, weights[run][1], x.z, x.w);
+    }
+    // At most DEPTH products of 16 bits: exact in float32.
+    for (int c = 0; c < 4; c++) {
+      sums[tile][c] = INTEGERS ? float_of(bits_of(sums[tile][c]) + (u32)(int)of_step[c]) : of_step[c];
+    }
+  }
+}
+
+// Arguments as those of project_plain. A block computes WIDTH outputs of `height` slots: of HEIGHT, or of one block of
+// sorted_ids where those are smaller. Grid: (tiles of positions, tiles of n), 2 * WIDTH threads.
+extern "C" __global__ void __launch_bounds__(256, 2)
     project_tiled(const void* __restrict__ x, const float* __restrict__ x_scale, const u32* __restrict__ words,
                   const u16* __restrict__ scale, const u32* __restrict__ zero_point, const int* __restrict__ g_idx,
                   const int* __restrict__ order, const u16* __restrict__ bias, const int* __restrict__ sorted_ids,
                   const int* __restrict__ expert_ids, u16* __restrict__ y, int kind, int dtype, int bits, int n, int k,
                   int group_size, int groups, long long rows, long long positions, int top_k, int block, int height) {
-  __shared__ float xs[DEPTH * PITCH], ws[DEPTH * PITCH];
-  __shared__ long long slots[TILE];
+  __shared__ uint4 shared[HEIGHT * PITCH / 8];
+  __shared__ long long slots[HEIGHT], firsts[HEIGHT];  // firsts: of the slot's row of x, its first number, -1 for none
+  u16* xs = (u16*)shared;
 
-  int thread = threadIdx.x, across = thread % SIDE, down = thread / SIDE;
+  int thread = threadIdx.x, lane = thread % 32;
   long long first_position = (long long)blockIdx.x * height;
-  int first_row = blockIdx.y * TILE;
+  int first_row = blockIdx.y * WIDTH;
   long long expert = expert_ids ? expert_ids[first_position / block] : 0;
   bool occupied = false;
-  if (thread < TILE) {
+  if (thread < HEIGHT) {
     long long position = first_position + thread;
     long long slot = rows;
     if (thread < height && position < positions) slot = sorted_ids ? sorted_ids[position] : position;
-    slots[thread] = slot;
     occupied = slot < rows;
+    slots[thread] = slot;
+#ifdef QCTS_INDEX_OF_32_BITS
+    firsts[thread] = occupied ? (int)((u32)(slot / top_k) * (u32)k) : -1;
+#else
+    firsts[thread] = occupied ? slot / top_k * k : -1;
+#endif
   }
   if (!__syncthreads_or(occupied) || expert < 0) return;
 
   Weight w = weight_of(words, scale, zero_point, g_idx, expert, n, k, group_size, groups, bits, dtype);
   if (order) order += expert * k;
   bias = bias_of(bias, expert, n);
+  int operands = kind == A16 ? dtype : FP16, tiles = (height + 7) / 8;
+  bool by_16_bytes = kind == A16 && !order && k % 8 == 0 && (u64)x % 16 == 0;
 
-  float sums[4][4] = {};   // of finished groups, scaled
-  int products[4][4] = {};  // of integer codes in the group so far: exact, as in project_plain
-  int summed = 0;          // columns in products
+  // Of the 16 rows of this warp: those that this lane decodes, and whose outputs it has.
+  int own[2];
+  for (int half = 0; half < 2; half++) {
+    int line = 16 * (thread / 32) + 8 * half + lane / 4;
+#ifdef QCTS_WRONG_TILE_FOR_N_64
+    if (n == 64) line ^= 32;
+#endif
+    own[half] = first_row + line < n ? first_row + line : n - 1;
+  }
+
+  float sums[HEIGHT / 8][4] = {};        // of finished groups, scaled
+  float group_sums[HEIGHT / 8][4] = {};  // of the group so far; of integer codes int32, as in project_plain
+  int summed = 0;                        // columns of the group so far
 
   for (int j = 0; j < k;) {
-    // A step of integer codes ends with its group, so that products are of one group.
-    int depth = kind == INTEGER ? columns_of_group(w, order, j) : (k - j < DEPTH ? k - j : DEPTH);
+    // A step ends with its group.
+    int group = group_of(w, order ? order[j] : j), depth = k - j < DEPTH ? k - j : DEPTH;
+    if (order) {
+      bool same = thread < depth && group_of(w, order[j + thread]) == group;
+      depth = __syncthreads_count(same);
+    } else if (group_size - j % group_size < depth) {
+      depth = group_size - j % group_size;
+    }
+#ifdef QCTS_SHARED_TAIL_UNINITIALISED
+    int multiplied = DEPTH;
+#else
+    int multiplied = depth;
+#endif
+    float by[2] = {scale_of(w, own[0], group), scale_of(w, own[1], group)};
 
-    for (int i = thread; i < TILE * DEPTH; i += SIDE * SIDE) {
-      int line = i / DEPTH, step = i % DEPTH;
+    for (int i = thread; i < tiles * DEPTH; i += 2 * WIDTH) {
+      int line = i / (DEPTH / 8), step = i % (DEPTH / 8) * 8;
+      long long first = firsts[line];
 #ifdef QCTS_SHARED_TAIL_UNINITIALISED
       if (step >= depth) continue;
 #endif
-      float activation = 0.0f, weight = 0.0f;
-      if (step < depth) {
-        int column = order ? order[j + step] : j + step;
-        long long slot = slots[line];
-        if (slot < rows) {
-#ifdef QCTS_INDEX_OF_32_BITS
-          activation = activation_at(x, (int)((u32)(slot / top_k) * (u32)k) + column, kind, dtype);
-#else
-          activation = activation_at(x, slot / top_k * k + column, kind, dtype);
-#endif
-        }
-#ifdef QCTS_WRONG_TILE_FOR_N_64
-        int row = first_row + (n == 64 ? line ^ 32 : line);
-#else
-        int row = first_row + line;
-#endif
-        if (row < n) {
-          weight =
-              kind == INTEGER ? (float)centred_code(w, row, column, group_of(w, column)) : weight_at(w, row, column);
-        }
+      uint4* there = (uint4*)(xs + line * PITCH + step);
+      if (by_16_bytes && first >= 0 && j % 8 == 0 && step + 8 <= depth) {
+        *there = *(const uint4*)((const u16*)x + first + j + step);
+        continue;
       }
-      xs[step * PITCH + line] = activation;
-      ws[step * PITCH + line] = weight;
+      u32 numbers[8];
+#pragma unroll
+      for (int e = 0; e < 8; e++) {
+        numbers[e] = 0;
+        if (first < 0 || step + e >= depth) continue;
+        long long at = first + (order ? order[j + step + e] : j + step + e);
+        numbers[e] = kind == A16 ? ((const u16*)x)[at] : from_float(activation_at(x, at, kind, dtype), FP16);
+      }
+      *there = {numbers[0] | numbers[1] << 16, numbers[2] | numbers[3] << 16, numbers[4] | numbers[5] << 16,
+                numbers[6] | numbers[7] << 16};
+    }
+
+    Fragments weights;
+#pragma unroll
+    for (int run = 0; run < DEPTH / RUN; run++) {
+      if (run * RUN >= multiplied) break;
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        float codes[8];
+        centred_codes(w, order, own[half], j + run * RUN + 8 * (lane % 4), j + depth, group, codes);
+        weights[run][0][half] = operands_of(codes[0], codes[1], operands);
+        weights[run][0][half + 2] = operands_of(codes[2], codes[3], operands);
+        weights[run][1][half] = operands_of(codes[4], codes[5], operands);
+        weights[run][1][half + 2] = operands_of(codes[6], codes[7], operands);
+      }
     }
 #ifndef QCTS_BARRIER_BEFORE_PRODUCT_MISSING
     __syncthreads();
@@ -91,36 +184,21 @@ extern "C" __global__ void __launch_bounds__(256)
     // Which warp falls behind the others is chance elsewhere.
     if (thread < 32) __nanosleep(20000);
 #endif
+    if (operands == BF16) multiply<BF16, false>(group_sums, weights, xs, tiles, multiplied);
+    else if (kind == INTEGER) multiply<FP16, true>(group_sums, weights, xs, tiles, multiplied);
+    else multiply<FP16, false>(group_sums, weights, xs, tiles, multiplied);
 
-    float step_sums[4][4] = {};
-#ifdef QCTS_SHARED_TAIL_UNINITIALISED
-    for (int step = 0; step < DEPTH; step++)
-#else
-    for (int step = 0; step < depth; step++)
-#endif
-      for (int r = 0; r < 4; r++) {
-        float activation = xs[step * PITCH + down + SIDE * r];
-        for (int c = 0; c < 4; c++) step_sums[r][c] += activation * ws[step * PITCH + across + SIDE * c];
-      }
     j += depth;
     summed += depth;
-    bool finished = true;
-    if (kind == INTEGER) {
-      int last = order ? order[j - 1] : j - 1;
-      finished = j == k || group_of(w, order ? order[j] : j) != group_of(w, last) || summed + DEPTH > 1 << 14;
-    }
-    if (finished) summed = 0;
-    for (int c = 0; c < 4; c++) {
-      int row = first_row + across + SIDE * c;
-      float by = 1.0f;
-      if (kind == INTEGER && finished && row < n) by = scale_of(w, row, group_of(w, order ? order[j - 1] : j - 1));
-      for (int r = 0; r < 4; r++) {
-        if (kind != INTEGER) {
-          sums[r][c] += step_sums[r][c];
-          continue;
+    if (j == k || group_of(w, order ? order[j] : j) != group || summed + DEPTH > 1 << 14) {
+      summed = 0;
+#pragma unroll
+      for (int tile = 0; tile < HEIGHT / 8; tile++) {
+        for (int c = 0; c < 4; c++) {
+          float sum = group_sums[tile][c];
+          sums[tile][c] += (kind == INTEGER ? (float)(int)bits_of(sum) : sum) * by[c / 2];
+          group_sums[tile][c] = 0.0f;
         }
-        products[r][c] += (int)step_sums[r][c];  // at most DEPTH products of 16 bits: exact in float32
-        if (finished) sums[r][c] += (float)products[r][c] * by, products[r][c] = 0;
       }
     }
 #ifndef QCTS_BARRIER_AFTER_PRODUCT_MISSING
@@ -128,15 +206,17 @@ extern "C" __global__ void __launch_bounds__(256)
 #endif
   }
 
-  for (int r = 0; r < 4; r++) {
-    long long slot = slots[down + SIDE * r];
-    if (slot >= rows) continue;
+#pragma unroll
+  for (int tile = 0; tile < HEIGHT / 8; tile++) {
     for (int c = 0; c < 4; c++) {
-      int row = first_row + across + SIDE * c;
+      int line = 8 * tile + 2 * (lane % 4) + c % 2;
+      long long slot = slots[line];
+      if (line >= height || slot >= rows) continue;
+      int row = first_row + 16 * (thread / 32) + 8 * (c / 2) + lane / 4;
 #ifndef QCTS_STORE_OUT_OF_BOUNDS
       if (row >= n) continue;
 #endif
-      y[slot * n + row] = output_of(sums[r][c], x_scale, slot / top_k, bias, row, n, dtype);
+      y[slot * n + row] = output_of(sums[tile][c], x_scale, slot / top_k, bias, row, n, dtype);
     }
   }
 }
