@@ -78,13 +78,32 @@ class Grouped:
 @pytest.mark.parametrize("gemm", humming_experts.PROJECTIONS)
 @pytest.mark.parametrize(("experts", "tokens", "top_k"), [(4, 10, 2), (8, 3, 8), (3, 40, 1), (60, 5, 6)])
 def test_every_slot_meets_its_expert_with_its_token(gemm, experts, tokens, top_k):
-    ids = places(experts, tokens, top_k, 1)
-    x = torch.randn(tokens, 3)
-    found = humming_experts.PROJECTIONS[gemm](Grouped(gemm, experts), experts)(x, ids)
-    assert found.shape == (tokens, top_k, 4)
-    present = ids >= 0
-    assert torch.equal(found[present][:, 3].int(), ids[present])
-    assert torch.equal(found[present][:, :3], x[:, None].expand(-1, top_k, -1)[present])
+    project = humming_experts.PROJECTIONS[gemm](Grouped(gemm, experts), experts, humming_experts.Sorted())
+    for seed in (1, 2):  # one call after the other
+        ids, x = places(experts, tokens, top_k, seed), torch.randn(tokens, 3)
+        found = project(x, ids)
+        assert found.shape == (tokens, top_k, 4)
+        present = ids >= 0
+        assert torch.equal(found[present][:, 3].int(), ids[present])
+        assert torch.equal(found[present][:, :3], x[:, None].expand(-1, top_k, -1)[present])
+
+
+def test_what_both_projections_ask_of_the_places_is_made_once():
+    made = []
+
+    def make(slots, block):
+        made.append((slots.tolist(), block))
+        return (slots,)
+
+    known, ids = humming_experts.Sorted(), torch.tensor([[0, 1], [2, 0]], dtype=torch.int32)
+    known.of(ids, 8, make)
+    known.of(ids.reshape(-1, 1), 8, make)
+    assert made == [([0, 1, 2, 0], 8)]
+    known.of(ids, 16, make)
+    ids[0, 0] = 2  # other places in the same memory
+    known.of(ids, 16, make)
+    known.of(ids.clone(), 16, make)
+    assert made[1:] == [([0, 1, 2, 0], 16), ([2, 1, 2, 0], 16), ([2, 1, 2, 0], 16)]
 
 
 C_FUNCTIONS = {

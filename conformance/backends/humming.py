@@ -103,9 +103,10 @@ class HummingExperts:
     # ---- what it does
 
     def load_moe(self, checkpoint: MoeCheckpoint) -> GroupedExperts:
-        project = humming_experts.PROJECTIONS[self.gemm]
+        project, known = humming_experts.PROJECTIONS[self.gemm], humming_experts.Sorted()
         w13, w2 = (
-            project(self._stack(checkpoint, which, self.gemm), checkpoint.experts) for which in ("w13", "w2")
+            project(self._stack(checkpoint, which, self.gemm), checkpoint.experts, known)
+            for which in ("w13", "w2")
         )
         shared = None
         if "shared_w13_weight_packed" in checkpoint.tensors:

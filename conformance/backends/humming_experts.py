@@ -19,13 +19,33 @@ from conformance.cases import Case
 INDEXED, CONTIGUOUS, MASKED = "indexed", "grouped_contiguous", "grouped_masked"
 
 
-def indexed(matrix: Matrix, experts: int) -> Projection:
-    """experts: of the router, of which some may be absent."""
+class Sorted:
+    """What was made of the places of a layer's last call: its second projection asks for the same as its first."""
+
+    def __init__(self) -> None:
+        self._key: tuple[int, ...] = ()
+        self._slots: torch.Tensor | None = None  # kept, so that no others come to lie in its memory
+        self._found: tuple[torch.Tensor, ...] = ()
+
+    def of(
+        self, places: torch.Tensor, block: int, make: Callable[[torch.Tensor, int], tuple[torch.Tensor, ...]]
+    ) -> tuple[torch.Tensor, ...]:
+        """make(places (S), block)."""
+        slots = places.flatten()
+        key = slots.data_ptr(), slots.numel(), slots._version, block
+        if key != self._key:
+            self._key, self._slots, self._found = key, slots, make(slots, block)
+        return self._found
+
+
+def indexed(matrix: Matrix, experts: int, known: Sorted) -> Projection:
+    """experts: of the router, of which some may be absent. known: of the layer."""
+    present = matrix.layer.experts
 
     def project(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        rows = reckoned(places.numel(), matrix.layer.experts, experts)
+        rows = reckoned(places.numel(), present, experts)
         block = matrix.tuning(rows)["block_shape"][0]
-        sorted_ids, owners, padded = aligned(places.flatten(), matrix.layer.experts, block)
+        sorted_ids, owners, padded = known.of(places, block, lambda slots, b: aligned(slots, present, b))
         outputs = matrix(
             x, rows, top_k=places.shape[1], sorted_ids=sorted_ids, expert_ids=owners, num_tokens_padded=padded
         )
@@ -34,43 +54,48 @@ def indexed(matrix: Matrix, experts: int) -> Projection:
     return project
 
 
-def contiguous(matrix: Matrix, experts: int) -> Projection:
-    """experts: as above."""
+def contiguous(matrix: Matrix, experts: int, known: Sorted) -> Projection:
+    """experts, known: as above."""
+    present = matrix.layer.experts
+
+    def in_order(slots: torch.Tensor, _: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The slots by expert, those of none behind, and where each expert's begin."""
+        order = torch.sort(torch.where(slots < 0, present, slots), stable=True).indices
+        return order, torch.nn.functional.pad(_counted(slots, present)[0].cumsum(0), (1, 0))
 
     def project(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        slots, present = places.flatten(), matrix.layer.experts
-        counts, _ = _counted(slots, present)
-        order = torch.sort(
-            torch.where(slots < 0, present, slots), stable=True
-        ).indices  # those of none behind
-        layout = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
-        rows = reckoned(len(slots), present, experts)
-        in_order = matrix(x[order // places.shape[1]], rows, expert_layout=layout)
-        outputs = torch.empty_like(in_order)
-        outputs[order] = in_order
+        order, layout = known.of(places, 0, in_order)
+        rows = reckoned(len(order), present, experts)
+        found = matrix(x[order // places.shape[1]], rows, expert_layout=layout)
+        outputs = torch.empty_like(found)
+        outputs[order] = found
         return outputs.unflatten(0, places.shape)
 
     return project
 
 
-def masked(matrix: Matrix, experts: int) -> Projection:
-    """experts: as above. An expert has room for every token, as it can be named by each of them once."""
+def masked(matrix: Matrix, experts: int, known: Sorted) -> Projection:
+    """experts, known: as above. An expert has room for every token, as it can be named by each of them once."""
+    present = matrix.layer.experts
+
+    def in_rooms(slots: torch.Tensor, room: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The row of each slot, behind all rooms for those of none, and how many rows each expert has."""
+        counts, within = _counted(slots, present)
+        return torch.where(slots < 0, present * room, slots.long() * room + within), counts.to(torch.int32)
 
     def project(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        slots, present, room = places.flatten(), matrix.layer.experts, len(places)
-        counts, within = _counted(slots, present)
-        last = present * room  # a row for the slots of none
-        at = torch.where(slots < 0, last, slots.long() * room + within)
+        slots, room = places.numel(), len(places)
+        at, counts = known.of(places, room, in_rooms)
+        last = present * room
         inputs = x.new_empty((last + 1, x.shape[1]))
-        inputs[at] = x[torch.arange(len(slots), device=x.device) // places.shape[1]]
-        rows = reckoned(len(slots), present, experts)
-        outputs = matrix(inputs[:last], rows, expert_layout=counts.to(torch.int32))
+        inputs[at] = x[torch.arange(slots, device=x.device) // places.shape[1]]
+        outputs = matrix(inputs[:last], reckoned(slots, present, experts), expert_layout=counts)
         return outputs[at.clamp(max=last - 1)].unflatten(0, places.shape)
 
     return project
 
 
-PROJECTIONS: dict[str, Callable[[Matrix, int], Projection]] = {
+PROJECTIONS: dict[str, Callable[[Matrix, int, Sorted], Projection]] = {
     INDEXED: indexed,
     CONTIGUOUS: contiguous,
     MASKED: masked,
