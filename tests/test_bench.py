@@ -449,6 +449,7 @@ def test_the_command_times_and_writes_what_pytest_benchmark_reads(quantcts, tmp_
     assert run.code == 0, run.output
     document = json.loads(place.read_text())
     assert document["quantcts"]["states"]["timed"] == len(document["benchmarks"]) == 4
+    assert document["quantcts"]["seconds"]["timing"] > 0
     assert {b["extra_info"]["backend"] for b in document["benchmarks"]} == {"numpy", "torch_cpu"}
     assert all(b["options"]["timer"].endswith("wall_clock") for b in document["benchmarks"])
     assert all(b["extra_info"]["standing"] for b in document["benchmarks"])

@@ -9,7 +9,8 @@ import importlib.util
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from time import monotonic
 from typing import Any, cast
 
 import pytest
@@ -69,6 +70,7 @@ class Plugin:
         self.workloads = [offered[i] for i in chosen]
         self.ahead = Ahead()
         self.states: Counter[str] = Counter()
+        self.compiling = self.timing = 0.0  # seconds
         self.config = config
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -93,6 +95,7 @@ class Plugin:
         """Compile what is compiled, on all cores; meanwhile the oracle answers for what takes it long."""
         if session.config.option.collectonly:
             return
+        start = monotonic()
         claimed: dict[str, list[Workload]] = {name: [] for name in self.backends}
         for item in session.items:
             params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
@@ -109,6 +112,15 @@ class Plugin:
             for number, line in enumerate(lines, 1):
                 print(f"\rcompiling {name}: {number} kernels, {str(line)[:80]}", end="", file=sys.stderr)
         self.ahead.end()
+        self.compiling = monotonic() - start
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self) -> Generator[None, Any, Any]:
+        start = monotonic()
+        try:
+            return (yield)
+        finally:
+            self.timing = monotonic() - start
 
     @pytest.fixture
     def subject(self, workload: Workload) -> Subject:
@@ -140,6 +152,7 @@ class Plugin:
             "environment": environment(self.backends.values(), self.absent),
             "limits": {device: limits.to_json() for device, limits in self.stand.limits.items()},
             "states": {state: self.states[state] for state in STATES},
+            "seconds": {"compiling": round(self.compiling, 1), "timing": round(self.timing, 1)},
         }
         compare(output_json["benchmarks"])
 
@@ -162,6 +175,7 @@ class Plugin:
             terminalreporter.write_line(f"absent: {name}: {reason}")
         account = " + ".join(f"{state} {self.states[state]}" for state in STATES if self.states[state])
         terminalreporter.write_line(f"asked {sum(self.states.values())} = {account or 'nothing'}")
+        terminalreporter.write_line(f"compiled in {self.compiling:.1f} s, timed in {self.timing:.1f} s")
 
 
 def _says(backend: Backend, workload: Workload) -> Support:
