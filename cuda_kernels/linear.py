@@ -282,7 +282,7 @@ def _any_rows(
         weight.groups, rows, positions, top_k, block,
     )  # fmt: skip
     if kernel == "tiled":
-        height = min(block, _HEIGHT) if slots is not None else _HEIGHT
+        height = min(_HEIGHT, block if slots is not None else 8 * max(1, blocks_for(rows, 8)))
         grid = blocks_for(positions, height), blocks_for(weight.n, _WIDTH)
         runtime.launch("project_tiled", grid, 256, *arguments, height)
     else:
