@@ -73,8 +73,8 @@ QCTS_INLINE void multiply(float (&sums)[HEIGHT / 8][4], const Fragments& weights
   }
 }
 
-// Arguments as those of project_plain. A block computes WIDTH outputs of `height` slots: of HEIGHT, or of one block of
-// sorted_ids where those are smaller. Grid: (tiles of positions, tiles of n), 2 * WIDTH threads.
+// Arguments as those of project_plain. A block computes WIDTH outputs of `height` slots, at most HEIGHT and at most one
+// block of sorted_ids. Grid: (tiles of positions, tiles of n), 2 * WIDTH threads.
 extern "C" __global__ void __launch_bounds__(256, 2)
     project_tiled(const void* __restrict__ x, const float* __restrict__ x_scale, const u32* __restrict__ words,
                   const u16* __restrict__ scale, const u32* __restrict__ zero_point, const int* __restrict__ g_idx,
