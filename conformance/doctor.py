@@ -6,7 +6,6 @@ import platform
 import re
 import shutil
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
 from typing import IO
 
 from rich.box import SIMPLE_HEAD
@@ -15,6 +14,7 @@ from rich.table import Table
 
 from conformance.backend import cuda_backends, known_backends
 from conformance.errors import EnvironmentMissing, RunError
+from conformance.installed import installed
 from conformance.isolation.supervisor import Place, Supervisor
 from conformance.report.document import gpus
 from conformance.report.terminal import console_on
@@ -39,7 +39,7 @@ def examine(file: IO[str]) -> int:
     Each backend is loaded in a process of its own, so that one that dies of it is only absent.
     """
     console = console_on(file)
-    versions = ", ".join(f"{name} {_version(name) or 'absent'}" for name in _PACKAGES)
+    versions = ", ".join(f"{name} {installed(name) or 'absent'}" for name in _PACKAGES)
     console.print(f"Python {platform.python_version()}; {versions}", soft_wrap=True)
     console.print(f"GPU: {'; '.join(gpus()) or 'none that nvidia-smi knows'}", soft_wrap=True)
     console.print("; ".join(f"{tool}: {_tool(tool, pattern)}" for tool, pattern in _TOOLS), soft_wrap=True)
@@ -69,13 +69,6 @@ def _found(names: list[str]) -> dict[str, Place | RunError]:
     finally:
         supervisor.close()
     return {n: started.get(n) or EnvironmentMissing(NO_GPU) for n in names}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _tool(name: str, pattern: str) -> str:

@@ -276,7 +276,7 @@ def test_what_has_been_compiled_is_not_compiled_again(tmp_path, monkeypatch):
     assert lines() == [w2, broken, w4]
     assert lines() == [broken]
     with monkeypatch.context() as other:
-        other.setattr(warm, "version", lambda name: "another")
+        other.setattr(warm, "installed", lambda name: "another")
         assert lines() == [w2, broken, w4]
     for note in tmp_path.iterdir():
         note.unlink()  # as whoever empties the cache

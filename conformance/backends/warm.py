@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +22,7 @@ import torch
 from conformance.backend import Support
 from conformance.backends.torch_weights import TorchWeight
 from conformance.cases import Case
+from conformance.installed import installed
 from conformance.orphans import end_with_parent
 from reference.formats import ActivationFormat
 
@@ -104,7 +104,7 @@ def _noted(backend: Warmed, factory: str) -> Path:
     )
     own = inspect.getsource(importlib.import_module(factory.partition(":")[0]))
     device = torch.cuda.get_device_name() if backend.device == "cuda" else backend.device
-    what = [factory, own, device, *(f"{name} {version(name)}" for name in backend.libraries)]
+    what = [factory, own, device, *(f"{name} {installed(name)}" for name in backend.libraries)]
     return Path(cache, f"quantcts-{hashlib.sha256(chr(10).join(what).encode()).hexdigest()[:32]}.txt")
 
 

@@ -30,6 +30,7 @@ from conformance.backend import (
 from conformance.cases import Case
 from conformance.cases.conduct import called
 from conformance.errors import EnvironmentMissing, RunError
+from conformance.installed import installed
 from conformance.isolation.kernels import launched, start_profiler
 from conformance.orphans import end_with
 from conformance.subject import OPERATIONS, Answer, Subject, describe, hide_pytest
@@ -59,14 +60,6 @@ class Description:
 
     @classmethod
     def of(cls, backend: Backend) -> Description:
-        from importlib.metadata import PackageNotFoundError, version
-
-        def known(package: str) -> str:
-            try:
-                return version(package)
-            except PackageNotFoundError:
-                return "unknown"
-
         needed = sorted({name for names in OPERATIONS.values() for name in names})
         kernels = getattr(backend, "kernels", "")
         return cls(
@@ -74,7 +67,7 @@ class Description:
             device_of(backend),
             asdict(contract_of(backend)),
             tuple(name for name in needed if callable(getattr(backend, name, None))),
-            {name: known(name) for name in libraries_of(backend)},
+            {name: installed(name) or "unknown" for name in libraries_of(backend)},
             dict(kernels) if not isinstance(kernels, str) else dict.fromkeys(OPERATIONS, kernels),
             nondeterminism_of(backend),
             callable(getattr(backend, "prepare", None)),

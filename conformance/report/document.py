@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from conformance.backend import Backend, contract_of, device_of, libraries_of, n
 from conformance.cases import all_cases
 from conformance.errors import RunError
 from conformance.exitcodes import ExitCode
+from conformance.installed import installed
 from conformance.isolation.remote import RemoteBackend
 from conformance.ledger import Ledger
 from conformance.report.findings import findings
@@ -58,7 +58,7 @@ def environment(backends: Iterable[Backend], absent: Mapping[str, str] | None = 
         "platform": platform.system(),
         "processor": platform.machine(),
         "specification": SPECIFICATION_VERSION,
-        "packages": {name: found for name in packages if (found := _version(name))},
+        "packages": {name: found for name in packages if (found := installed(name))},
         "backends": [
             {
                 "name": backend.name,
@@ -78,7 +78,7 @@ def _libraries(backend: Backend) -> dict[str, str]:
     """Distribution -> version, of what a backend says that it is made of."""
     if isinstance(backend, RemoteBackend):
         return backend.description.libraries
-    return {name: _version(name) or "unknown" for name in libraries_of(backend)}
+    return {name: installed(name) or "unknown" for name in libraries_of(backend)}
 
 
 @cache
@@ -91,13 +91,6 @@ def gpus() -> list[str]:
         return []
     lines = [line.rsplit(", ", 2) for line in done.stdout.splitlines()]
     return [f"{name}, sm_{found.replace('.', '')}, driver {driver}" for name, found, driver in lines]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 @dataclass

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from conformance.data import (
     swiglu_problem,
 )
 from conformance.data.routing import routing_problem
+from conformance.installed import installed
 from conformance.sources.asked import BadCodes
 from conformance.sources.computed import Computed
 from conformance.vectors import layouts
@@ -113,7 +113,7 @@ def _document(vectors: list[dict[str, Any]], files: Mapping[str, bytes]) -> dict
     return {
         "schema": SCHEMA_VERSION,
         "version": VERSION,
-        "suite": _suite(),
+        "suite": installed("quantcts") or "0.1.0",
         "specification": "docs/specification.md",
         "contracts": {name: asdict(contract) for name, contract in CONTRACTS.items()},
         "flags": {name: flag.to_json() for name, flag in FLAGS.items() if name in used} | layouts.FLAGS,
@@ -123,13 +123,6 @@ def _document(vectors: list[dict[str, Any]], files: Mapping[str, bytes]) -> dict
         },
         "vectors": vectors,
     }
-
-
-def _suite() -> str:
-    try:
-        return version("quantcts")
-    except PackageNotFoundError:
-        return "0.1.0"
 
 
 # ---- one vector
