@@ -36,14 +36,18 @@ def test_without_a_gpu_the_cuda_session_says_so_in_one_line():
     assert len(said) == 1
 
 
-def test_arguments_of_a_session_go_through():
-    done = nox("-s", "conformance", "--", "--backend", "numpy", "-k", "w3 and ramp", "-n", "0", "--quick")
+def test_arguments_of_a_session_go_through(tmp_path):
+    report = str(tmp_path / "report.json")  # one run at a time writes to that of the session
+    words = ("--backend", "numpy", "-k", "w3 and ramp", "-n", "0", "--quick", "--report", report)
+    done = nox("-s", "conformance", "--", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"planned 4 = conforms 4 ", done.stdout)
 
 
-def test_a_session_that_judges_nothing_fails():
-    done = nox("-s", "conformance", "--", "--backend", "numpy", "-k", "no_such_word", "-n", "0")
+def test_a_session_that_judges_nothing_fails(tmp_path):
+    report = str(tmp_path / "report.json")
+    words = ("--backend", "numpy", "-k", "no_such_word", "-n", "0", "--report", report)
+    done = nox("-s", "conformance", "--", *words)
     assert done.returncode == 1
     assert "exit code 3" in done.stdout
 
