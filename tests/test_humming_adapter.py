@@ -100,10 +100,12 @@ def test_what_both_projections_ask_of_the_places_is_made_once():
     known.of(ids.reshape(-1, 1), 8, make)
     assert made == [([0, 1, 2, 0], 8)]
     known.of(ids, 16, make)
-    ids[0, 0] = 2  # other places in the same memory
-    known.of(ids, 16, make)
-    known.of(ids.clone(), 16, make)
-    assert made[1:] == [([0, 1, 2, 0], 16), ([2, 1, 2, 0], 16), ([2, 1, 2, 0], 16)]
+    known.of(ids.clone(), 16, make)  # those of another call
+    assert made[1:] == [([0, 1, 2, 0], 16)] * 2
+    del ids
+    for _ in range(3):  # whose memory is free again
+        known.of(torch.tensor([[2, 1], [0, 0]], dtype=torch.int32), 16, make)
+    assert made[3:] == [([2, 1, 0, 0], 16)] * 3
 
 
 C_FUNCTIONS = {

@@ -20,7 +20,8 @@ INDEXED, CONTIGUOUS, MASKED = "indexed", "grouped_contiguous", "grouped_masked"
 
 
 class Sorted:
-    """What was made of the places of a layer's last call: its second projection asks for the same as its first."""
+    """What was made of the places of a layer's last call, which nobody changes: its second projection asks for the same
+    as its first."""
 
     def __init__(self) -> None:
         self._key: tuple[int, ...] = ()
@@ -32,7 +33,7 @@ class Sorted:
     ) -> tuple[torch.Tensor, ...]:
         """make(places (S), block)."""
         slots = places.flatten()
-        key = slots.data_ptr(), slots.numel(), slots._version, block
+        key = slots.data_ptr(), slots.numel(), block
         if key != self._key:
             self._key, self._slots, self._found = key, slots, make(slots, block)
         return self._found
