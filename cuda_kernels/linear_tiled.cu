@@ -1,9 +1,9 @@
 // The quantized linear for many rows, on tensor cores: each warp decodes its rows of the weight into registers, the
 // activations of a block lie in shared memory.
 //
-// Both operands are codes of 16 bits: u - u_z has at most 8 bits and a sign, and activations of 8 bits fit as well.
-// Products of a group are summed before its scale meets them. Sums of integers leave float32, which would lose some of
-// them in a long row, after each step.
+// The operands have 16 bits, exactly: u - u_z has at most 8 bits and a sign, and codes of activations no more. Products
+// of a group are summed before its scale meets them, and have to fit float32 till then. After each step sums of
+// integers go on in int32: in a long row float32 would round them.
 #include "tensor_cores.cuh"
 #include "weights.cuh"
 
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
                   const int* __restrict__ expert_ids, u16* __restrict__ y, int kind, int dtype, int bits, int n, int k,
                   int group_size, int groups, long long rows, long long positions, int top_k, int block, int height) {
   __shared__ uint4 shared[HEIGHT * PITCH / 8];
-  __shared__ long long slots[HEIGHT], firsts[HEIGHT];  // firsts: of the slot's row of x, its first number, -1 for none
+  __shared__ long long slots[HEIGHT], firsts[HEIGHT];  // firsts: where the slot's row of x begins
   u16* xs = (u16*)shared;
 
   int thread = threadIdx.x, lane = thread % 32;
@@ -97,9 +97,9 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     occupied = slot < rows;
     slots[thread] = slot;
 #ifdef QCTS_INDEX_OF_32_BITS
-    firsts[thread] = occupied ? (int)((u32)(slot / top_k) * (u32)k) : -1;
+    firsts[thread] = (int)((u32)(slot / top_k) * (u32)k);
 #else
-    firsts[thread] = occupied ? slot / top_k * k : -1;
+    firsts[thread] = slot / top_k * k;
 #endif
   }
   if (!__syncthreads_or(occupied) || expert < 0) return;
@@ -140,14 +140,19 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 #endif
     float by[2] = {scale_of(w, own[0], group), scale_of(w, own[1], group)};
 
+#ifdef QCTS_BARRIER_BEFORE_PRODUCT_MISSING
+    // Which warp falls behind the others is chance elsewhere.
+    if (thread < 32) __nanosleep(20000);
+#endif
     for (int i = thread; i < tiles * DEPTH; i += 2 * WIDTH) {
       int line = i / (DEPTH / 8), step = i % (DEPTH / 8) * 8;
       long long first = firsts[line];
+      bool taken = slots[line] < rows;
 #ifdef QCTS_SHARED_TAIL_UNINITIALISED
       if (step >= depth) continue;
 #endif
       uint4* there = (uint4*)(xs + line * PITCH + step);
-      if (by_16_bytes && first >= 0 && j % 8 == 0 && step + 8 <= depth) {
+      if (by_16_bytes && taken && j % 8 == 0 && step + 8 <= depth) {
         *there = *(const uint4*)((const u16*)x + first + j + step);
         continue;
       }
@@ -155,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 #pragma unroll
       for (int e = 0; e < 8; e++) {
         numbers[e] = 0;
-        if (first < 0 || step + e >= depth) continue;
+        if (!taken || step + e >= depth) continue;
         long long at = first + (order ? order[j + step + e] : j + step + e);
         numbers[e] = kind == A16 ? ((const u16*)x)[at] : from_float(activation_at(x, at, kind, dtype), FP16);
       }
@@ -190,6 +195,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 
     j += depth;
     summed += depth;
+    // Of integers no more than int32 holds, as in project_plain.
     if (j == k || group_of(w, order ? order[j] : j) != group || summed + DEPTH > 1 << 14) {
       summed = 0;
 #pragma unroll

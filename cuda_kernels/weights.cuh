@@ -64,7 +64,7 @@ QCTS_INLINE float scale_of(const Weight& w, int row, int group) {
   return to_float(w.scale[(long long)row * w.groups + group], w.dtype);
 }
 
-// u - u_z: at most 9 bits and a sign.
+// u - u_z: at most 8 bits and a sign.
 QCTS_INLINE int centred_code(const Weight& w, int row, int column, int group) {
   int code = (int)unpacked_code(w.words + row * packed_words(w.k, w.bits), 1, column, w.bits);
 #ifdef QCTS_TWOS_COMPLEMENT
@@ -73,7 +73,7 @@ QCTS_INLINE int centred_code(const Weight& w, int row, int column, int group) {
   return code - zero_of(w, row, group);
 }
 
-// (u - u_z) * s in float32: exact, a code has 9 bits and a scale of 16 bits has 11.
+// (u - u_z) * s in float32: exact, that has 8 bits and a scale of 16 bits has 11.
 QCTS_INLINE float weight_at(const Weight& w, int row, int column) {
   int group = group_of(w, column);
   return (float)centred_code(w, row, column, group) * scale_of(w, row, group);

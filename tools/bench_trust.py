@@ -69,7 +69,8 @@ def compared(key: tuple[str, str], info: dict[str, Any], name: str, seconds: flo
     off = seconds / info["median_seconds"] - 1
     return {
         "workload": key[0], "backend": key[1], "microseconds": round(info["median_seconds"] * 1e6, 2),
-        name: round(seconds * 1e6, 2), "off": round(off, 4), "graph": info["graph"], "noise": round(info["noise"], 4),
+        name: round(seconds * 1e6, 2), "off": round(off, 4), "graph": info["graph"],
+        "copies": info["copies"], "noise": round(info["noise"], 4),
     }  # fmt: skip
 
 

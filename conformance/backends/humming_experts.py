@@ -20,8 +20,10 @@ INDEXED, CONTIGUOUS, MASKED = "indexed", "grouped_contiguous", "grouped_masked"
 
 
 class Sorted:
-    """What was made of the places of a layer's last call, which nobody changes: its second projection asks for the same
-    as its first."""
+    """What was made of the places of a layer's last call: its second projection mostly asks for the same as its first.
+
+    Places are told by where they lie: every call has a tensor of its own, and nobody changes it.
+    """
 
     def __init__(self) -> None:
         self._key: tuple[int, ...] = ()
@@ -123,7 +125,7 @@ def aligned(slots: torch.Tensor, experts: int, block: int) -> tuple[torch.Tensor
     most = (len(slots) // block + experts) * block
     at = torch.where(slots < 0, most, firsts[slots.clamp(min=0).long()] + within)
     sorted_ids = torch.full((most + 1,), len(slots), dtype=torch.int32, device=slots.device)
-    sorted_ids[at] = torch.arange(len(slots), dtype=torch.int32, device=slots.device)  # at most: not read
+    sorted_ids[at] = torch.arange(len(slots), dtype=torch.int32, device=slots.device)  # the last: of none
     owners = torch.searchsorted(ends, torch.arange(most // block, device=slots.device), right=True)
     return (
         sorted_ids[:most],

@@ -72,7 +72,8 @@ class Warmed(Protocol):
 def compiled(backend: Warmed, factory: str, cases: Iterable[Case], workers: int) -> Iterator[str]:
     """Call each layer of the linear cases that the backend claims once, in processes of their own; a line for each.
 
-    factory: `module:function` of the backend. What raises is left to the case.
+    factory: `module:function` of the backend. What raises is left to the case. Raises BrokenProcessPool where a process
+    dies of a layer: then the rest is left to the cases as well.
     """
     claimed = (case for case in cases if case.operation == "linear" and backend.supports(case).claimed)
     noted = _noted(backend, factory)
@@ -87,7 +88,7 @@ def compiled(backend: Warmed, factory: str, cases: Iterable[Case], workers: int)
     count = max(1, min(workers, len(layers)))
     with (
         ProcessPoolExecutor(count, context, _begin, (factory,)) as pool,
-        noted.open("a", encoding="utf-8") as note,
+        noted.open("a", 1, encoding="utf-8") as note,
     ):
         calls = {pool.submit(_call, layer): layer for layer in layers}
         for done in as_completed(calls):

@@ -54,7 +54,7 @@ class Loaded:
         del self.functions[count:]
         while len(self.functions) < count:
             self.functions.append(subject.load(backend))
-        return self.functions[:count]
+        return list(self.functions)
 
 
 class Stand:
@@ -138,7 +138,7 @@ class Stand:
             raise Untimed("crashes", describe(error)) from error
 
     def _once(self, subject: Subject, backend: Backend, inputs: Sequence[Array], device: str) -> float:
-        """Roughly the seconds of a call."""
+        """Seconds of one call that the host launches: a graph of it takes no more."""
         function = self._loaded.first(subject, backend)
         own = [to_backend(array, backend) for array in inputs]
         return Clock(device).median(lambda: function(*own), 1)

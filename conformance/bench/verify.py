@@ -39,9 +39,10 @@ PROJECTED_TOKENS = 256
 # narrow accumulator, a code that went the other way. One wrong tile is off by its own size.
 SLACK = 1 / 256
 DEVIATIONS = 8.0
-# Equal tokens at other places, equal calls: another order of the same sums, and one that changes from call to call,
-# which can be of atomics in 16 bits. A wrong tile is off by its own size here too.
-PLACES, ANY_ORDER = 1 / 32, 1 / 8
+# Equal tokens at other places, and equal calls: another order of the same sums. A wrong tile is off by its own size.
+PLACES = 1 / 32
+# An order that changes from call to call can be that of atomics in 16 bits.
+ANY_ORDER = 1 / 8
 # Of the plain computation: weights that it may unpack, and the norm of what it may be off by, as a fraction
 PLAIN_WEIGHTS, PLAINLY = 1 << 29, 1 / 32
 

@@ -81,11 +81,8 @@ class Ended(Exception):
     """The device answers nothing any more."""
 
 
-def serve(
-    spec: str, path: str, gpu: int | None, lifeline: Connection, profiled: bool, replaces: bool
-) -> None:
-    """Load the backend, then answer until the supervisor's end of the lifeline is closed. replaces: a host that died,
-    and judges wait for this one.
+def serve(spec: str, path: str, gpu: int | None, lifeline: Connection, profiled: bool) -> None:
+    """Load the backend, then answer until the supervisor's end of the lifeline is closed.
 
     The first message through the lifeline is the Description, or the RunError that says why there is none. An
     interrupt is for those who ask: they close the lifeline.
@@ -115,7 +112,7 @@ def serve(
     # A killed run closes nothing but its files, and whoever compiles or waits does not look.
     end_with([lifeline], LINGER_SECONDS)
     try:
-        if not description.prepares and not replaces:
+        if not description.prepares:
             host.start_profiler()
         _answer_all(host, server, lifeline)
     except Ended:

@@ -23,8 +23,8 @@ from conformance.isolation.host import Description, serve
 
 STARTING_SECONDS = 300.0  # imports of large libraries, on a cold disk
 # Imported once, before hosts are forked. Torch's profiler imports its compilers, which takes seconds.
-_FOR_EVERY_HOST = ("conformance.isolation.host", "conformance.data")
-_FOR_A_GPU = ("torch", "torch._dynamo", "torch._inductor.config")
+_FOR_EVERY_HOST, _FOR_A_GPU = ("conformance.isolation.host", "conformance.data"), ("torch",)
+_FOR_PROFILES = ("torch._dynamo", "torch._inductor.config")
 # A host that dies so often before it has answered anything will not do better the next time.
 FAILED_STARTS = 3
 
@@ -81,12 +81,18 @@ class Supervisor:
         What cannot be loaded is a RunError with the reason, in place of the Place.
         """
         atexit.register(self.close)  # or multiprocessing would wait for hosts that wait for us
-        self._context.set_forkserver_preload([*_FOR_EVERY_HOST, *(_FOR_A_GPU if gpus else [])])
+        self._context.set_forkserver_preload(
+            [
+                *_FOR_EVERY_HOST,
+                *(_FOR_A_GPU if gpus else ()),
+                *(_FOR_PROFILES if gpus and self._profiled else ()),
+            ]
+        )
         for number, spec in enumerate(specs):
             for gpu in range(gpus if every else 1) if gpus else [None]:
                 path = str(Path(self._folder.name) / f"{number}-{gpu or 0}")
                 hosted = _Hosted(spec, path, gpu)
-                self._launch(hosted, replaces=False)
+                self._launch(hosted)
                 self._hosted.append(hosted)
         found: dict[str, Place | RunError] = {}
         for spec in specs:
@@ -114,9 +120,9 @@ class Supervisor:
         self._drop(list(self._hosted))
         self._folder.cleanup()
 
-    def _launch(self, hosted: _Hosted, replaces: bool) -> None:
+    def _launch(self, hosted: _Hosted) -> None:
         ours, theirs = self._context.Pipe()
-        arguments = (hosted.spec, hosted.path, hosted.gpu, theirs, self._profiled, replaces)
+        arguments = (hosted.spec, hosted.path, hosted.gpu, theirs, self._profiled)
         hosted.process = self._context.Process(target=serve, args=arguments, daemon=False)
         hosted.process.start()
         theirs.close()
@@ -186,7 +192,7 @@ class Supervisor:
             Path(f"{hosted.path}.failed").write_text(said, "utf-8")
             self._hosted.remove(hosted)
             return
-        self._launch(hosted, replaces=True)
+        self._launch(hosted)
 
 
 def how_it_ended(exitcode: int | None) -> str:

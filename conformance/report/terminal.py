@@ -223,6 +223,8 @@ def _print_busiest(console: Console, report: Report) -> None:
         shares |= {"answers": sum(answers.values()), **spent}
         text = ", ".join(f"{what} {100 * s / judges / report.wall:.0f} %" for what, s in shares.items())
         console.print(f"of the time of {judges:.0f} judges: {text}")
+        if not answers:
+            return
         longest = sorted(answers.items(), key=lambda pair: -pair[1])[:5]
         text = ", ".join(f"{name} {s:.1f} s ({100 * s / report.wall:.0f} %)" for name, s in longest)
         console.print(f"hosts that answered longest: {text}")
