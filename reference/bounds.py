@@ -227,12 +227,13 @@ def magnitudes(
     stored = np.sqrt(np.maximum(squared @ np.square(scaled).T, squared @ np.square(signed).T))
     prefix, pre, up, down, moved, total, squares = (np.zeros((m, n)) for _ in range(7))
     for columns, last in _chunks(groups):
-        first = x[:, columns] @ scaled[:, columns].T
-        second = x[:, columns] @ corrections[:, columns].T
+        part = x[:, columns]
+        first = part @ scaled[:, columns].T
+        second = part @ corrections[:, columns].T
         prefix += first - second
         np.maximum(pre, np.abs(prefix), out=pre)
         up, down = up + first, down + second
-        moved = moved + x[:, columns] @ (offset * scales[:, columns]).T
+        moved = moved + part @ (offset * scales[:, columns]).T
         if last:
             both = np.maximum(np.abs(up) + np.abs(down), np.abs(up - moved) + np.abs(down - moved))
             total += both

@@ -82,6 +82,7 @@ def round_to(x: npt.ArrayLike, target: FloatFormat) -> Float64Array:
     magnitude = np.abs(values)
     small = magnitude < 2.0**target.emin
     if small.any():
+        small &= magnitude > 0  # zeros are right, and where there are small numbers they are most of them
         quantum = 2.0 ** (target.emin - target.precision + 1)
         rounded[small] = np.rint(values[small] / quantum) * quantum
     if not magnitude.max(initial=0.0) <= target.largest:  # NaN included
