@@ -81,6 +81,8 @@ class Supervisor:
         What cannot be loaded is a RunError with the reason, in place of the Place.
         """
         atexit.register(self.close)  # or multiprocessing would wait for hosts that wait for us
+        # What asks for a GPU while it is imported asks the driver's manager: a CUDA that was begun cannot be forked.
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         self._context.set_forkserver_preload(
             [
                 *_FOR_EVERY_HOST,
