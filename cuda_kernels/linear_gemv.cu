@@ -18,14 +18,13 @@ QCTS_INLINE uint4 streamed(const uint4* address) {
   return v;
 }
 
-// Code i of 32 in words[0 .. BITS - 1], less the zero point; offset is 2^23 + zero.
+// Code i of 32 in words[0 .. BITS - 1], less the zero point.
 template <int BITS>
 QCTS_INLINE float centred(const u32* words, int i, float offset) {
   int word = i * BITS / 32, shift = i * BITS % 32;
   u32 code = words[word] >> shift;
   if (shift + BITS > 32) code = __funnelshift_r(words[word], words[word + 1], shift);
-  // Set below the exponent of 2^23 an integer is that much above 2^23: the difference is exact.
-  return float_of(0x4b000000 | (code & ((1u << BITS) - 1))) - offset;
+  return less_offset(code & ((1u << BITS) - 1), offset);
 }
 
 template <int BITS, int TOKENS>
@@ -61,7 +60,7 @@ QCTS_INLINE void project(const u16* x, const Weight& w, const u16* bias, u16* y,
 #pragma unroll 1
     for (int quarter = 0; quarter < CHUNK / 32; quarter++) {
       int group = (column + 32 * quarter) / w.group_size;
-      float scale = scale_of(w, read, group), offset = 8388608.0f + (float)zero_of(w, read, group);
+      float scale = scale_of(w, read, group), offset = offset_of(w, read, group);
       float products[TOKENS] = {};
 #pragma unroll
       for (int i = 0; i < 32; i += 4) {

@@ -29,10 +29,9 @@ QCTS_INLINE void centred_codes(const Weight& w, const int* order, int row, int f
                                float (&codes)[8]) {
   if (!order && first % 8 == 0 && first + 8 <= end) {
     u64 stored = eight_codes(w.words + row * packed_words(w.k, w.bits), first, w.bits);
-    // Set below the exponent of 2^23 an integer is that much above 2^23: the difference is exact.
-    float offset = 8388608.0f + (float)zero_of(w, row, group);
+    float offset = offset_of(w, row, group);
     for (int i = 0; i < 8; i++) {
-      codes[i] = float_of(0x4b000000 | ((u32)stored & ((1u << w.bits) - 1))) - offset;
+      codes[i] = less_offset((u32)stored & ((1u << w.bits) - 1), offset);
       stored >>= w.bits;
     }
     return;

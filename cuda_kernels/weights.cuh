@@ -73,6 +73,12 @@ QCTS_INLINE int centred_code(const Weight& w, int row, int column, int group) {
   return code - zero_of(w, row, group);
 }
 
+// A code less its zero point as float32, exactly, where 2^23 has been added to the zero point. Set below the exponent of
+// 2^23 a code is that much above 2^23.
+QCTS_INLINE float less_offset(u32 code, float offset) { return float_of(0x4b000000 | code) - offset; }
+
+QCTS_INLINE float offset_of(const Weight& w, int row, int group) { return 8388608.0f + (float)zero_of(w, row, group); }
+
 // (u - u_z) * s in float32: exact, that has 8 bits and a scale of 16 bits has 11.
 QCTS_INLINE float weight_at(const Weight& w, int row, int column) {
   int group = group_of(w, column);
