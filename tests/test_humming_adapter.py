@@ -91,20 +91,23 @@ def test_every_slot_meets_its_expert_with_its_token(gemm, experts, tokens, top_k
 def test_what_both_projections_ask_of_the_places_is_made_once():
     made = []
 
-    def make(slots, block):
-        made.append((slots.tolist(), block))
-        return (slots,)
+    def ask(places, block):
+        def make(slots):
+            made.append((slots.tolist(), block))
+            return (slots,)
+
+        known.of(places, block, make)
 
     known, ids = humming_experts.Sorted(), torch.tensor([[0, 1], [2, 0]], dtype=torch.int32)
-    known.of(ids, 8, make)
-    known.of(ids.reshape(-1, 1), 8, make)
+    ask(ids, 8)
+    ask(ids.reshape(-1, 1), 8)
     assert made == [([0, 1, 2, 0], 8)]
-    known.of(ids, 16, make)
-    known.of(ids.clone(), 16, make)  # those of another call
+    ask(ids, 16)
+    ask(ids.clone(), 16)  # those of another call
     assert made[1:] == [([0, 1, 2, 0], 16)] * 2
     del ids
     for _ in range(3):  # whose memory is free again
-        known.of(torch.tensor([[2, 1], [0, 0]], dtype=torch.int32), 16, make)
+        ask(torch.tensor([[2, 1], [0, 0]], dtype=torch.int32), 16)
     assert made[3:] == [([2, 1, 0, 0], 16)] * 3
 
 

@@ -265,11 +265,11 @@ def test_a_layer_to_compile_is_a_blank_of_the_case():
 def test_what_has_been_compiled_is_not_compiled_again(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "backends"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    backend = importlib.import_module("warmed").backend()
+    factory = importlib.import_module("warmed").backend
     cases = [all_cases()[f"linear/w{bits}-g32-sym/a16/bf16/m2-n96-k256/random-0"] for bits in (2, 3, 4, 8)]
 
     def lines():
-        return sorted(warm.compiled(backend, "warmed:backend", cases, 2))
+        return sorted(warm.compiled(factory(), factory, cases, 2))
 
     w2, w3, w4 = (f"w{bits}-g32-sym/a16/bf16/m2-n96-k256" for bits in (2, 3, 4))
     broken = f"{w3}: left to the case (RuntimeError)"

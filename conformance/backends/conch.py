@@ -68,7 +68,7 @@ class ConchBackend:
         return replace(own, epilogue="16-bit") if case.bias else own
 
     def prepare(self, cases: list[Case], workers: int) -> Iterator[str]:
-        yield from compiled(self, "conformance.backends.conch:backend", cases, workers)
+        yield from compiled(self, backend, cases, workers)
 
     def load_linear(self, checkpoint: Checkpoint) -> Linear:
         return self.linear(weight_of(checkpoint), checkpoint.input_activations, _DTYPES[checkpoint.dtype])

@@ -74,8 +74,7 @@ class GemliteBackend:
         return _support(_reason(case.weight.bits, case.weight.symmetric, size, case.k, args))
 
     def prepare(self, cases: list[Case], workers: int) -> Iterator[str]:
-        factory = "backend" if self._production else "float32_backend"
-        yield from compiled(self, f"conformance.backends.gemlite:{factory}", cases, workers)
+        yield from compiled(self, backend if self._production else float32_backend, cases, workers)
 
     def load_linear(self, checkpoint: Checkpoint) -> Linear:
         return self.linear(weight_of(checkpoint), checkpoint.input_activations, _DTYPES[checkpoint.dtype])

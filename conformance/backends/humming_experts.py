@@ -31,13 +31,13 @@ class Sorted:
         self._found: tuple[torch.Tensor, ...] = ()
 
     def of(
-        self, places: torch.Tensor, block: int, make: Callable[[torch.Tensor, int], tuple[torch.Tensor, ...]]
+        self, places: torch.Tensor, block: int, make: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
     ) -> tuple[torch.Tensor, ...]:
-        """make(places (S), block)."""
+        """make(places (S)). block: what else it depends on."""
         slots = places.flatten()
         key = slots.data_ptr(), slots.numel(), block
         if key != self._key:
-            self._key, self._slots, self._found = key, slots, make(slots, block)
+            self._key, self._slots, self._found = key, slots, make(slots)
         return self._found
 
 
@@ -48,7 +48,7 @@ def indexed(matrix: Matrix, experts: int, known: Sorted) -> Projection:
     def project(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         rows = reckoned(places.numel(), present, experts)
         block = matrix.tuning(rows)["block_shape"][0]
-        sorted_ids, owners, padded = known.of(places, block, lambda slots, b: aligned(slots, present, b))
+        sorted_ids, owners, padded = known.of(places, block, lambda slots: aligned(slots, present, block))
         outputs = matrix(
             x, rows, top_k=places.shape[1], sorted_ids=sorted_ids, expert_ids=owners, num_tokens_padded=padded
         )
@@ -61,7 +61,7 @@ def contiguous(matrix: Matrix, experts: int, known: Sorted) -> Projection:
     """experts, known: as above."""
     present = matrix.layer.experts
 
-    def in_order(slots: torch.Tensor, _: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def in_order(slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The slots by expert, those of none behind, and where each expert's begin."""
         order = torch.sort(torch.where(slots < 0, present, slots), stable=True).indices
         return order, torch.nn.functional.pad(_counted(slots, present)[0].cumsum(0), (1, 0))
@@ -87,12 +87,12 @@ def masked(matrix: Matrix, experts: int, known: Sorted) -> Projection:
         return torch.where(slots < 0, present * room, slots.long() * room + within), counts.to(torch.int32)
 
     def project(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        slots, room = places.numel(), len(places)
-        at, counts = known.of(places, room, in_rooms)
+        count, room = places.numel(), len(places)
+        at, counts = known.of(places, room, lambda slots: in_rooms(slots, room))
         last = present * room
         inputs = x.new_empty((last + 1, x.shape[1]))
-        inputs[at] = x[torch.arange(slots, device=x.device) // places.shape[1]]
-        outputs = matrix(inputs[:last], reckoned(slots, present, experts), expert_layout=counts)
+        inputs[at] = x[torch.arange(count, device=x.device) // places.shape[1]]
+        outputs = matrix(inputs[:last], reckoned(count, present, experts), expert_layout=counts)
         return outputs[at.clamp(max=last - 1)].unflatten(0, places.shape)
 
     return project

@@ -7,9 +7,9 @@ of a minute to find that nothing is left to do.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -69,11 +69,13 @@ class Warmed(Protocol):
     ) -> Callable[[torch.Tensor], torch.Tensor]: ...
 
 
-def compiled(backend: Warmed, factory: str, cases: Iterable[Case], workers: int) -> Iterator[str]:
+def compiled(
+    backend: Warmed, factory: Callable[[], Warmed], cases: Iterable[Case], workers: int
+) -> Iterator[str]:
     """Call each layer of the linear cases that the backend claims once, in processes of their own; a line for each.
 
-    factory: `module:function` of the backend. What raises is left to the case. Raises BrokenProcessPool where a process
-    dies of a layer: then the rest is left to the cases as well.
+    factory: a function of a module, which makes the backend. What raises is left to the case. Raises BrokenProcessPool
+    where a process dies of a layer: then the rest is left to the cases as well.
     """
     claimed = (case for case in cases if case.operation == "linear" and backend.supports(case).claimed)
     noted = _noted(backend, factory)
@@ -84,7 +86,7 @@ def compiled(backend: Warmed, factory: str, cases: Iterable[Case], workers: int)
     noted.parent.mkdir(parents=True, exist_ok=True)
     # Not forked from here, where the device is in use already, nor each with imports of its own.
     context = get_context("forkserver")
-    context.set_forkserver_preload(["torch", factory.partition(":")[0]])
+    context.set_forkserver_preload(["torch", factory.__module__])
     count = max(1, min(workers, len(layers)))
     with (
         ProcessPoolExecutor(count, context, _begin, (factory,)) as pool,
@@ -98,22 +100,24 @@ def compiled(backend: Warmed, factory: str, cases: Iterable[Case], workers: int)
             yield f"{layer}: left to the case ({failed})" if failed else str(layer)
 
 
-def _noted(backend: Warmed, factory: str) -> Path:
+def _noted(backend: Warmed, factory: Callable[[], Warmed]) -> Path:
     """A file in Triton's cache: who empties that takes it along. Another version or device has another one."""
     cache = os.environ.get("TRITON_CACHE_DIR") or Path(
         os.environ.get("TRITON_HOME") or Path.home(), ".triton", "cache"
     )
-    own = inspect.getsource(importlib.import_module(factory.partition(":")[0]))
+    name, own = (
+        f"{factory.__module__}:{factory.__qualname__}",
+        inspect.getsource(sys.modules[factory.__module__]),
+    )
     device = torch.cuda.get_device_name() if backend.device == "cuda" else backend.device
-    what = [factory, own, device, *(f"{name} {installed(name)}" for name in backend.libraries)]
+    what = [name, own, device, *(f"{library} {installed(library)}" for library in backend.libraries)]
     return Path(cache, f"quantcts-{hashlib.sha256(chr(10).join(what).encode()).hexdigest()[:32]}.txt")
 
 
-def _begin(factory: str) -> None:
+def _begin(factory: Callable[[], Warmed]) -> None:
     global _backend
     end_with_parent()
-    module, _, name = factory.partition(":")
-    _backend = getattr(importlib.import_module(module), name)()
+    _backend = factory()
 
 
 def _call(layer: Layer) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
@@ -65,8 +65,8 @@ def _handed(checkpoint: L, backend: Backend) -> L:
     return handed_layer(checkpoint, lambda array: None if array is None else to_backend(array, backend))
 
 
-def _nbytes(arrays: Sequence[Array]) -> int:
-    return sum(array.nbytes for array in arrays)
+def _bytes_of(checkpoint: Checkpoint | MoeCheckpoint) -> int:
+    return sum(array.nbytes for array in checkpoint.tensors.values())
 
 
 class _OfWorkload:
@@ -96,7 +96,7 @@ class LinearSubject(_OfWorkload):
 
     @property
     def held(self) -> int:
-        return _nbytes(list(self.layer.checkpoint.tensors.values()))
+        return _bytes_of(self.layer.checkpoint)
 
     @property
     def moved(self) -> int:
@@ -140,7 +140,7 @@ class ExpertsSubject(_OfWorkload):
 
     @property
     def held(self) -> int:
-        return _nbytes(list(self.layer.checkpoint.tensors.values()))
+        return _bytes_of(self.layer.checkpoint)
 
     @cached_property
     def moved(self) -> int:

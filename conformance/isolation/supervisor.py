@@ -22,9 +22,6 @@ from conformance.errors import EnvironmentMissing, RunError
 from conformance.isolation.host import Description, serve
 
 STARTING_SECONDS = 300.0  # imports of large libraries, on a cold disk
-# Imported once, before hosts are forked. Torch's profiler imports its compilers, which takes seconds.
-_FOR_EVERY_HOST, _FOR_A_GPU = ("conformance.isolation.host", "conformance.data"), ("torch",)
-_FOR_PROFILES = ("torch._dynamo", "torch._inductor.config")
 # A host that dies so often before it has answered anything will not do better the next time.
 FAILED_STARTS = 3
 
@@ -81,15 +78,14 @@ class Supervisor:
         What cannot be loaded is a RunError with the reason, in place of the Place.
         """
         atexit.register(self.close)  # or multiprocessing would wait for hosts that wait for us
-        # What asks for a GPU while it is imported asks the driver's manager: a CUDA that was begun cannot be forked.
-        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-        self._context.set_forkserver_preload(
-            [
-                *_FOR_EVERY_HOST,
-                *(_FOR_A_GPU if gpus else ()),
-                *(_FOR_PROFILES if gpus and self._profiled else ()),
-            ]
-        )
+        modules = ["conformance.isolation.host", "conformance.data"]
+        if gpus:
+            # What looks for a GPU while it is imported is to ask NVML: a CUDA that was begun cannot be forked.
+            os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+            modules.append("torch")
+            if self._profiled:  # torch's profiler imports its compilers, which takes seconds
+                modules += ["torch._dynamo", "torch._inductor.config"]
+        self._context.set_forkserver_preload(modules)
         for number, spec in enumerate(specs):
             for gpu in range(gpus if every else 1) if gpus else [None]:
                 path = str(Path(self._folder.name) / f"{number}-{gpu or 0}")

@@ -169,6 +169,7 @@ def _print_account(console: Console, report: Report) -> None:
     if verdicts:
         console.print("time: backend {:.1f} s, oracle {:.1f} s, over all workers".format(*spent))
         _print_busiest(console, report)
+        _print_judging(console, report)
     if report.elements:
         bound = false_alarm_bound(report.elements)
         console.print(
@@ -214,18 +215,29 @@ def _print_busiest(console: Console, report: Report) -> None:
         console.print(
             f"judged in {report.wall:.1f} s; {name} computed for {busy[name]:.1f} s of them ({share:.0f} %)"
         )
+
+
+def _print_judging(console: Console, report: Report) -> None:
+    """What the judges of isolated backends did meanwhile, and which of the hosts answered longest."""
     spent = dict(report.judging)
     judges = spent.pop("judges", 0)
-    if judges and report.wall > 0:
-        shares = {"oracle and comparison": sum(v.oracle_seconds for v in report.ledger.verdicts.values())}
-        answers = {name: s for name in busy if (s := spent.pop(f"{ANSWERS} {name}", 0.0))}
-        shares["waiting for a turn"] = sum(spent.pop(f"{WAITING} {name}", 0.0) for name in busy)
-        shares |= {"answers": sum(answers.values()), **spent}
-        text = ", ".join(f"{what} {100 * s / judges / report.wall:.0f} %" for what, s in shares.items())
-        console.print(f"of the time of {judges:.0f} judges: {text}")
-        if not answers:
-            return
-        longest = sorted(answers.items(), key=lambda pair: -pair[1])[:5]
+    if report.resumed or not judges or report.wall <= 0:
+        return
+    waits, answers = (
+        [(k, s) for k, s in spent.items() if k.startswith(f"{what} ")] for what in (WAITING, ANSWERS)
+    )
+    shares = {
+        "oracle and comparison": sum(v.oracle_seconds for v in report.ledger.verdicts.values()),
+        "waiting for a turn": sum(s for _, s in waits),
+        "answers": sum(s for _, s in answers),
+        "bundles": spent.get("bundles", 0.0),
+    }
+    text = ", ".join(f"{what} {100 * s / judges / report.wall:.0f} %" for what, s in shares.items())
+    console.print(f"of the time of {judges:.0f} judges: {text}")
+    longest = sorted(
+        ((k.removeprefix(f"{ANSWERS} "), s) for k, s in answers if s), key=lambda pair: -pair[1]
+    )[:5]
+    if longest:
         text = ", ".join(f"{name} {s:.1f} s ({100 * s / report.wall:.0f} %)" for name, s in longest)
         console.print(f"hosts that answered longest: {text}")
 
