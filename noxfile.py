@@ -138,7 +138,12 @@ def compile_cuda(session: nox.Session) -> None:
 def mutants_cuda(session: nox.Session) -> None:
     """Our own kernels with one fault compiled in, through the suites on a GPU."""
     install(session, ".[torch,cuda]")
-    session.run("python", "tools/kill_cuda.py", "--report", "reports/mutants-cuda.json", *session.posargs)
+    os.makedirs("reports", exist_ok=True)
+    here = os.pathsep.join(
+        (os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")]))
+    )  # --no-venv installs nothing
+    words = ("tools/kill_cuda.py", "--report", "reports/mutants-cuda.json", *session.posargs)
+    session.run("python", *words, env={"PYTHONPATH": here})
 
 
 @nox.session

@@ -274,7 +274,7 @@ def test_what_has_been_compiled_is_not_compiled_again(tmp_path, monkeypatch):
     w2, w3, w4 = (f"w{bits}-g32-sym/a16/bf16/m2-n96-k256" for bits in (2, 3, 4))
     broken = f"{w3}: left to the case (RuntimeError)"
     assert lines() == [w2, broken, w4]
-    assert lines() == [broken]
+    assert lines() == []
     with monkeypatch.context() as other:
         other.setattr(warm, "installed", lambda name: "another")
         assert lines() == [w2, broken, w4]

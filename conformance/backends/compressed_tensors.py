@@ -62,6 +62,8 @@ class CompressedTensorsBackend:
     def _matrix(self, tensors: dict[str, torch.Tensor], weights: Any) -> torch.Tensor:
         if "weight_g_idx" in tensors:
             raise NotImplementedError("weight_g_idx: compressed-tensors has no group activation ordering")
+        if "weight_shape" in tensors:  # the library reads it number by number
+            tensors["weight_shape"] = tensors["weight_shape"].cpu()
         scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**weights))
         return PackedQuantizationCompressor.decompress(tensors, scheme)["weight"]
 
@@ -125,7 +127,8 @@ class CompressedTensorsBackend:
         return torch_experts.TorchExperts(checkpoint, w13, w2, shared, quantize)
 
     def _matrices(self, checkpoint: MoeCheckpoint, prefix: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """w13 and w2 of all experts; the library knows no stacks, so each matrix is one layer to it."""
+        """w13 and w2 of all experts. The library knows no stacks: the matrices are one below the other to it, or one
+        layer each where their packed zero points do not end with a word."""
         h, i = checkpoint.hidden, checkpoint.intermediate
         found = []
         for which, shape in (("w13", (2 * i, h)), ("w2", (h, i))):
@@ -135,13 +138,15 @@ class CompressedTensorsBackend:
                 for n, t in checkpoint.tensors.items()
                 if n.startswith(start)
             }
-            packed = stacks["weight_packed"]
-            size = {"weight_shape": torch.tensor(shape, device=packed.device)}
-            each = [
-                self._matrix({n: t[e] for n, t in stacks.items()} | size, checkpoint.weights)
-                for e in range(len(packed))
-            ]
-            found.append(torch.stack(each))
+            experts, bits = len(stacks["weight_packed"]), checkpoint.weights["num_bits"]
+            if "weight_zero_point" not in stacks or shape[0] * bits % 32 == 0:
+                tall = {n: t.flatten(0, 1) for n, t in stacks.items()}
+                tall["weight_shape"] = torch.tensor((experts * shape[0], shape[1]))
+                found.append(self._matrix(tall, checkpoint.weights).view(experts, *shape))
+            else:
+                each = ({n: t[e] for n, t in stacks.items()} for e in range(experts))
+                one = {"weight_shape": torch.tensor(shape)}
+                found.append(torch.stack([self._matrix(m | one, checkpoint.weights) for m in each]))
         return found[0], found[1]
 
 

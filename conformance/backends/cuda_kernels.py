@@ -119,7 +119,7 @@ class CudaKernelsBackend(CudaExperts):
         return Linear(self.runtime, self._weight(checkpoint), target_of(checkpoint.input_activations))
 
     def _weight(self, checkpoint: Checkpoint) -> PackedWeight:
-        n, k = (int(size) for size in checkpoint.tensors["weight_shape"])
+        n, k = checkpoint.tensors["weight_shape"].tolist()
         return PackedWeight.load(checkpoint.tensors, checkpoint.weights, n, k)
 
 

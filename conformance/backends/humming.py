@@ -308,7 +308,7 @@ def layer_of(case: Case, shape: tuple[int, int], experts: int = 0, gemm: str = D
 
 
 def _layer_in(checkpoint: Checkpoint) -> Layer:
-    n, k = (int(size) for size in checkpoint.tensors["weight_shape"])
+    n, k = checkpoint.tensors["weight_shape"].tolist()
     weights, activations = arguments(checkpoint.weights) or (), arguments(checkpoint.input_activations)
     bias = "bias" in checkpoint.tensors
     return Layer(weights, activations, checkpoint.dtype, n, k, bias, form=checkpoint.format)

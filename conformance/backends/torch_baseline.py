@@ -141,13 +141,13 @@ def one_by_one(linears: Sequence[Linear]) -> Projection:
     """A grouped projection of one linear layer for each expert: torch has no other for quantized experts."""
 
     def project(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        found = [(e, *torch.nonzero(places == e, as_tuple=True)) for e in range(len(linears))]
-        parts = [(rows, slots, linears[e](x[rows])) for e, rows, slots in found if len(rows)]
-        width = parts[0][2].shape[1] if parts else linears[0](x[:0]).shape[1]
-        outputs = x.new_zeros((*places.shape, width))
-        for rows, slots, part in parts:
-            outputs[rows, slots] = part
-        return outputs
+        found = torch_routing.slots_by_expert(places, len(linears))
+        parts = [(slots, linears[e](x[slots // places.shape[1]])) for e, slots in found]
+        width = parts[0][1].shape[1] if parts else linears[0](x[:0]).shape[1]
+        outputs = x.new_zeros((places.numel(), width))
+        for slots, part in parts:
+            outputs[slots] = part
+        return outputs.view(*places.shape, width)
 
     return project
 

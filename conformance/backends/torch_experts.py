@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from conformance.backend import MoeCheckpoint
-from conformance.backends.torch_routing import local_ids
+from conformance.backends.torch_routing import local_ids, slots_by_expert
 from reference.swiglu import GatedActivation
 
 Quantize = Callable[[torch.Tensor], torch.Tensor]
@@ -53,15 +53,13 @@ class TorchExperts:
     def __call__(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         layer = self.checkpoint
         places = local_ids(ids, layer.expert_map)
-        outputs = torch.zeros((*ids.shape, layer.hidden), dtype=x.dtype, device=x.device)
-        for expert in places.unique().tolist():
-            if expert < 0:
-                continue
-            rows, slots = torch.nonzero(places == expert, as_tuple=True)
-            inputs = x[rows]
+        outputs = torch.zeros((ids.numel(), layer.hidden), dtype=x.dtype, device=x.device)
+        for expert, slots in slots_by_expert(places, len(self.w13)):
+            inputs = x[slots // ids.shape[1]]
             if layer.weights_on_input:
-                inputs = (inputs.float() * weights[rows, slots, None]).to(x.dtype)
-            outputs[rows, slots] = self._expert(inputs, "", expert)
+                inputs = (inputs.float() * weights.flatten()[slots, None]).to(x.dtype)
+            outputs[slots] = self._expert(inputs, "", expert)
+        outputs = outputs.view(*ids.shape, layer.hidden)
         if not layer.weights_on_input:
             outputs = outputs.float() * weights[:, :, None]
         routed = outputs.float().sum(dim=1).to(x.dtype)

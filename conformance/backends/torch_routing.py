@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from reference.routing import Routing
@@ -36,6 +38,16 @@ def local_ids(ids: torch.Tensor, expert_map: torch.Tensor | None) -> torch.Tenso
     if expert_map is None:
         return slots
     return torch.where(slots < 0, -1, expert_map.long()[slots.clamp(min=0)])
+
+
+def slots_by_expert(places: torch.Tensor, experts: int) -> list[tuple[int, torch.Tensor]]:
+    """Of each expert that has any, its slots: where it stands in `places` (T, k), flattened. The device is waited for
+    once, however many experts there are."""
+    flat = places.flatten()
+    slots = flat.argsort(stable=True)
+    edges = torch.arange(experts + 1, dtype=flat.dtype, device=flat.device)
+    ends = torch.searchsorted(flat[slots], edges).tolist()
+    return [(expert, slots[a:b]) for expert, (a, b) in enumerate(pairwise(ends)) if a < b]
 
 
 def align_block_size(

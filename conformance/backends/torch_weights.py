@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from conformance.backend import Checkpoint, MoeCheckpoint
+
+# Of experts that are decoded together: a code takes up to 64 bytes meanwhile.
+_CODES_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class TorchWeight:
 
 def weight_of(checkpoint: Checkpoint, act_order: bool = False) -> TorchWeight:
     """The weight of a dense layer. act_order: the backend has it. Raises NotImplementedError where it has not."""
-    n, k = (int(size) for size in checkpoint.tensors["weight_shape"])
+    n, k = checkpoint.tensors["weight_shape"].tolist()
     return _decoded(checkpoint.tensors, checkpoint.weights, n, k, act_order)
 
 
@@ -71,14 +74,28 @@ def experts_of(checkpoint: MoeCheckpoint, which: str, act_order: bool = False) -
         for name, tensor in checkpoint.tensors.items()
         if name.startswith(f"{which}_")
     }
-    count = len(own["weight_packed"])
-    each = ({name: tensor[e] for name, tensor in own.items()} for e in range(count))
-    return [_decoded(tensors, checkpoint.weights, n, k, act_order) for tensors in each]
+    at_once = max(1, _CODES_AT_ONCE // (n * k))
+    found = []
+    for first in range(0, len(own["weight_packed"]), at_once):
+        some = {name: tensor[first : first + at_once] for name, tensor in own.items()}
+        found += _each(_decoded(some, checkpoint.weights, n, k, act_order))
+    return found
+
+
+def _each(stack: TorchWeight) -> list[TorchWeight]:
+    """The matrices of a stack."""
+    parts = (stack.codes, stack.scale, stack.zero_point, stack.bias, stack.group)
+    each = zip(*([None] * len(stack.codes) if part is None else part for part in parts), strict=True)
+    return [
+        replace(stack, codes=codes, scale=scale, zero_point=zero_point, bias=bias, group=group)
+        for codes, scale, zero_point, bias, group in each
+    ]
 
 
 def _decoded(
     tensors: Mapping[str, Any], args: Mapping[str, Any], n: int, k: int, act_order: bool
 ) -> TorchWeight:
+    """Of a matrix, or of a stack of them as one weight with a dimension in front."""
     index = tensors.get("weight_g_idx")
     if index is not None and not act_order:
         raise NotImplementedError("weight_g_idx: this backend has no group activation ordering")
@@ -88,16 +105,17 @@ def _decoded(
         zero_point = unpacked(tensors["weight_zero_point"], bits, n, 0)
     codes = unpacked(tensors["weight_packed"], bits, k, 1)
     group = None if index is None else index.long()
-    return TorchWeight(bits, codes, scale, zero_point, k // scale.shape[1], tensors.get("bias"), group)
+    return TorchWeight(bits, codes, scale, zero_point, k // scale.shape[-1], tensors.get("bias"), group)
 
 
 def unpacked(words: torch.Tensor, bits: int, size: int, axis: int) -> torch.Tensor:
-    """Signed codes int8 of a dense little-endian bit stream of 32-bit words, two dimensions; axis: the packed one."""
-    lines = words if axis == 1 else words.T
+    """Signed codes int8 of dense little-endian bit streams of 32-bit words, a matrix or a stack of them; axis: of a
+    matrix, the packed one."""
+    lines = words if axis == 1 else words.mT
     stream = (lines[..., None] >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1
-    fields = stream.flatten(-2)[:, : size * bits].unflatten(-1, (size, bits))
+    fields = stream.flatten(-2)[..., : size * bits].unflatten(-1, (size, bits))
     codes = (fields << torch.arange(bits, dtype=torch.int32, device=words.device)).sum(-1) - 2 ** (bits - 1)
-    return (codes if axis == 1 else codes.T).to(torch.int8).contiguous()
+    return (codes if axis == 1 else codes.mT).to(torch.int8).contiguous()
 
 
 def packed(codes: torch.Tensor, bits: int, axis: int) -> torch.Tensor:

@@ -107,7 +107,7 @@ class Layer:
             hidden, intermediate = checkpoint.hidden, checkpoint.intermediate
             shapes: tuple[tuple[int, int], ...] = ((2 * intermediate, hidden), (hidden, intermediate))
         else:
-            n, k = (int(size) for size in checkpoint.tensors["weight_shape"])
+            n, k = checkpoint.tensors["weight_shape"].tolist()
             shapes = ((n, k),)
         return cls(
             WeightFormat.from_quantization_args(checkpoint.weights),

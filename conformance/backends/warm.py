@@ -1,7 +1,7 @@
 """Kernels that Triton compiles at their first launch, compiled beforehand: several processes fill its disk cache.
 
-What has been compiled is noted beside that cache, by versions and device: processes and a call a layer would take most
-of a minute to find that nothing is left to do.
+What has been tried, in vain too, is noted beside that cache, by versions and device: processes and a call a layer would
+take most of a minute to find that nothing is left to do.
 """
 
 from __future__ import annotations
@@ -95,8 +95,7 @@ def compiled(
         calls = {pool.submit(_call, layer): layer for layer in layers}
         for done in as_completed(calls):
             layer, failed = calls[done], done.result()
-            if not failed:
-                note.write(f"{layer!r}\n")
+            note.write(f"{layer!r}\n")  # what failed too: the case meets it anyway
             yield f"{layer}: left to the case ({failed})" if failed else str(layer)
 
 

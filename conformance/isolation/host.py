@@ -193,8 +193,9 @@ class _Host:
         if answer.observed is not None:
             return answer, not answer.observed.spent
         if self._profiled and answer.arrays is not None:
-            answer = replace(answer, kernels=launched(subject.repeat))
-            return answer, self._usable()
+            kernels = launched(subject.repeat)
+            # A call that was recorded to its end has been waited for.
+            return replace(answer, kernels=kernels), kernels is not None or self._usable()
         return answer, True
 
     def _prepare(self, cases: list[Case], workers: int, say: Callable[[Any], None]) -> str:

@@ -10,6 +10,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from conformance.subject import Subject
 from conformance.verdict import Verdict
 
 DEFAULT_LIMIT = 3  # of a finding
-DEFAULT_SECONDS = 30.0  # of a run, for shrinking
+DEFAULT_SECONDS = 15.0  # of a run, for shrinking
 # Of a backend whose every failure has words of its own
 _MOST_OF_A_BACKEND = 60
 # For one question of shrinking: a smaller case that hangs is no use.
@@ -143,18 +144,25 @@ class Keeping:
         for verdict in verdicts:
             by_backend.setdefault(verdict.backend, []).append(verdict)
         deadline = time.monotonic() + seconds
+        with ThreadPoolExecutor(len(by_backend) or 1) as pool:  # each waits for its backend most of the time
+            lines = pool.map(
+                lambda name: self._shrink_of(name, by_backend[name], places, deadline), by_backend
+            )
+            return [line for own in lines for line in own if line]
+
+    def _shrink_of(
+        self, name: str, verdicts: Sequence[Verdict], places: Mapping[str, Place], deadline: float
+    ) -> list[str]:
+        """Those of one backend, which share the time that is left."""
         lines = []
-        left = sum(map(len, by_backend.values()))
-        for name, own in by_backend.items():
-            try:
-                with hosted(self.specs[name], places) as backend:
-                    for verdict in own:
-                        share = max(deadline - time.monotonic(), 0.0) / left
-                        left -= 1
-                        lines.append(self._shrunken(verdict, backend, share))
-            except RunError as error:
-                lines.append(f"{name}: nothing is shrunken: {error}")
-        return [line for line in lines if line]
+        try:
+            with hosted(self.specs[name], places) as backend:
+                for done, verdict in enumerate(verdicts):
+                    share = max(deadline - time.monotonic(), 0.0) / (len(verdicts) - done)
+                    lines.append(self._shrunken(verdict, backend, share))
+        except RunError as error:
+            lines.append(f"{name}: nothing is shrunken: {error}")
+        return lines
 
     def _shrunken(self, verdict: Verdict, backend: RemoteBackend, seconds: float) -> str:
         case = all_cases()[verdict.case]
