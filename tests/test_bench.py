@@ -18,7 +18,7 @@ from conformance.bench.layers import JOINED
 from conformance.bench.limits import Limits
 from conformance.bench.peers import compare
 from conformance.bench.plugin import STATES
-from conformance.bench.rotation import Rotation, copies
+from conformance.bench.rotation import Rotation, copies, kept_by_the_cache
 from conformance.bench.stand import Stand, Untimed
 from conformance.bench.subjects import ExpertsSubject, LinearSubject, QuantizerSubject
 from conformance.bench.verify import _projected, wrong_experts, wrong_linear
@@ -253,7 +253,8 @@ class Benchmark:
     def __init__(self, clock):
         self.clock, self.extra_info, self.has_error = clock, {}, False
 
-    def pedantic(self, target, rounds, warmup_rounds):
+    def pedantic(self, target, setup, rounds, warmup_rounds):
+        setup()
         self.data = self.clock.rounds(target, rounds)
 
     @property
@@ -399,7 +400,7 @@ def record(name, seconds, noise=0.01):
 
 
 def test_what_is_within_noise_is_no_win():
-    records = [record("a", 1.0), record("b", 1.015), record("c", 1.5)]
+    records = [record("a", 1.0), record("b", 1.025, 0.001), record("c", 1.5)]
     compare(records)
     assert [r["extra_info"]["standing"] for r in records] == ["ambiguous", "ambiguous", "slower"]
     assert records[2]["extra_info"]["times_fastest"] == 1.5
@@ -423,6 +424,24 @@ def test_a_round_has_several_places_as_far_as_memory_goes(monkeypatch):
     assert copies(20 << 20, 300 << 20, 2e-5, "cuda") == 8
     assert copies(1 << 10, 0, 2e-6, "cuda") == 48
     assert copies(1 << 30, 1 << 30, 0.1, "cpu") == 2
+
+
+def test_what_a_cache_could_keep_from_round_to_round_is_overwritten(monkeypatch):
+    torch = pytest.importorskip("torch")
+    properties = SimpleNamespace(L2_cache_size=50 << 20)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert kept_by_the_cache(48 << 10, "cuda") == 150 << 20
+    assert kept_by_the_cache(160 << 20, "cuda") == 0
+    assert kept_by_the_cache(48 << 10, "cpu") == 0
+
+    class Backend:
+        name, device, arrays = "torch", "cpu", "torch"
+
+    small = Rotation(Backend(), [torch.square], [np.ones(3)], 100)
+    small._overwritten.fill_(7)
+    small.clear()
+    assert small._overwritten.tolist() == [0] * 100
+    Rotation(Backend(), [torch.square], [np.ones(3)]).clear()
 
 
 def test_what_could_not_be_computed_ahead_is_left_to_the_subject():

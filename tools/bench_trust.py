@@ -1,8 +1,8 @@
 """Whether figures of `quantcts bench` can be trusted: how far a second run differs, and how far Triton's do_bench does.
 
 FIRST and AGAIN are files of `quantcts bench --do-bench --benchmark-json FILE`, of two processes on the same machine.
-Only calls of more than 20 µs count: below that do_bench times its own launches. Calls that no graph holds are set apart
-there: their time is the host's, which launches them one by one.
+Only calls of more than 20 µs count: below that do_bench times its own launches. Calls that no graph holds are set
+apart: their time is the host's, which launches them one by one.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ def main() -> None:
         for key, info in of.items()
         if "do_bench_seconds" in info
     ]
-    graphs, launched = ([r for r in triton if r["graph"] is held] for held in (True, False))
     found = {
-        "rerun": summary(spreads, SPREAD),
-        "do_bench": summary(graphs, DISAGREEMENT),
-        "do_bench of calls that the host launches": summary(launched, DISAGREEMENT),
+        f"{name}{'' if graph else ' of calls that the host launches'}": summary(
+            [r for r in records if r["graph"] is graph], limit
+        )
+        for name, records, limit in (("rerun", spreads, SPREAD), ("do_bench", triton, DISAGREEMENT))
+        for graph in (True, False)
     }
     for name, about in found.items():
         print(

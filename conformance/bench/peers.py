@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+# What the same call differs by in another process, where its memory lies elsewhere: 3 % was seen, seldom 5.
+ELSEWHERE = 0.03
+
 
 def compare(benchmarks: list[dict[str, Any]]) -> None:
     """Note in each record of pytest-benchmark how many times the fastest of its group it takes, and its standing:
-    `fastest`, `slower`, or `ambiguous` where that is within what timing the same thing twice differs by."""
+    `fastest`, `slower`, or `ambiguous` where that is within what timing the same thing twice differs by, in this
+    process or another."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for record in benchmarks:
         groups.setdefault(record["group"], []).append(record["extra_info"])
@@ -20,6 +24,5 @@ def compare(benchmarks: list[dict[str, Any]]) -> None:
 
 
 def _near(info: dict[str, Any], best: dict[str, Any]) -> bool:
-    return info is best or bool(
-        info["median_seconds"] / best["median_seconds"] - 1 <= info["noise"] + best["noise"]
-    )
+    noise = max(info["noise"] + best["noise"], ELSEWHERE)
+    return info is best or bool(info["median_seconds"] / best["median_seconds"] - 1 <= noise)

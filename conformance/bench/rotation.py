@@ -35,17 +35,33 @@ def copies(bytes_of_a_call: int, bytes_of_a_layer: int, seconds_of_a_call: float
     return min(MOST, max(cold, min(PLACES, in_bytes, in_time)))
 
 
+def kept_by_the_cache(bytes_of_a_round: int, device: str) -> int:
+    """How many bytes to overwrite before a round, which otherwise reads what the round before left in the cache; none
+    where a round is larger than that."""
+    if not device.startswith("cuda"):
+        return 0
+    import torch
+
+    cache = int(torch.cuda.get_device_properties(device).L2_cache_size)
+    return 0 if bytes_of_a_round > APART * cache else APART * cache
+
+
 class Rotation:
     """functions: of a call, each made for memory of its own. inputs: its arrays, all of the same values; `refresh` puts
-    others there. ungraphed: why no graph is replayed, empty where one is."""
+    others there. overwritten: bytes, by `clear`. ungraphed: why no graph is replayed, empty where one is."""
 
     def __init__(
-        self, backend: Backend, functions: Sequence[Callable[..., Any]], inputs: Sequence[Array]
+        self,
+        backend: Backend,
+        functions: Sequence[Callable[..., Any]],
+        inputs: Sequence[Array],
+        overwritten: int = 0,
     ) -> None:
         self._backend = backend
         self._functions = functions
         self._inputs = [[to_backend(array, backend) for array in inputs] for _ in functions]
         self._cuda = device_of(backend).startswith("cuda")
+        self._overwritten = to_backend(np.empty(overwritten, np.uint8), backend) if overwritten else None
         self.outputs: list[Any] = []
         self._graph: Any = None
         self.ungraphed = "" if self._cuda else "not on a GPU"
@@ -58,6 +74,12 @@ class Rotation:
             self._graph.replay()
         else:
             self._call()
+
+    def clear(self) -> None:
+        """Let no call of the next round find in the cache what it reads, where the round is too small for that by
+        itself. It is no part of the round."""
+        if self._overwritten is not None:
+            self._overwritten.zero_()
 
     def refresh(self, inputs: Sequence[Array]) -> None:
         """Other values in the same memory."""

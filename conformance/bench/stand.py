@@ -13,7 +13,7 @@ from conformance.arrays import Array, WrongAnswer, to_backend
 from conformance.backend import Backend, device_of
 from conformance.bench.clocks import Clock, do_bench, gpu_state, spread
 from conformance.bench.limits import Limits
-from conformance.bench.rotation import Rotation, copies
+from conformance.bench.rotation import Rotation, copies, kept_by_the_cache
 from conformance.bench.subjects import Subject
 from conformance.bench.verify import allowed_apart
 from conformance.subject import as_in_production, describe
@@ -119,7 +119,7 @@ class Stand:
             once = max(clock.median(rotation.run, 3) * clock.calls, 1e-9)
             rounds = min(max(int(LONG / once), LEAST), MOST)
             info: dict[str, Any] = {"gpu_before": gpu_state() if cuda else {}}
-            benchmark.pedantic(rotation.run, rounds=rounds, warmup_rounds=3)
+            benchmark.pedantic(rotation.run, setup=rotation.clear, rounds=rounds, warmup_rounds=3)
             info["gpu_after"] = gpu_state() if cuda else {}
             if self.do_bench and cuda:
                 info["do_bench_seconds"] = do_bench(rotation.run) / clock.calls
@@ -133,7 +133,8 @@ class Stand:
             inputs = subject.inputs(0)
             seconds = self._once(subject, backend, inputs, device) if device.startswith("cuda") else 0.0
             count = copies(subject.moved, subject.held, seconds, device)
-            return Rotation(backend, self._loaded.of(subject, backend, count), inputs)
+            overwritten = kept_by_the_cache(count * subject.moved, device)
+            return Rotation(backend, self._loaded.of(subject, backend, count), inputs, overwritten)
         except Exception as error:
             raise Untimed("crashes", describe(error)) from error
 
