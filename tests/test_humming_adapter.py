@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ torch = pytest.importorskip("torch")
 from conformance.backends import humming, humming_experts  # noqa: E402
 from conformance.backends.humming_layers import DTYPES, arguments, check_names, slices  # noqa: E402
 from conformance.backends.torch_routing import align_block_size  # noqa: E402
-from conformance.cases import Case  # noqa: E402
+from conformance.cases import Case, all_cases  # noqa: E402
 from conformance.data.linear import linear_problem  # noqa: E402
 from conformance.data.moe import moe_problem  # noqa: E402
 from reference.formats import ActivationFormat, WeightFormat  # noqa: E402
@@ -169,6 +170,24 @@ def test_a_case_of_experts_calls_the_layers_that_its_checkpoint_holds(recipe):
             if name != "weight_shape":
                 held = tensors[start + name].shape
                 assert tuple(tensor.shape) == (held if experts else held[1:])
+
+
+def test_what_has_been_compiled_is_not_loaded_again(tmp_path):
+    one = all_cases()["linear/w4-g32-sym/a16/bf16/m2-n96-k256-bias/random-0"]
+    cases = [one, replace(one, m=64)]
+
+    def asked(cases, identity="this"):
+        """The calls that are compiled for the cases by a backend of its own."""
+        backend = object.__new__(humming.HummingExperts)
+        backend.gemm, backend.device = "indexed", "cpu"
+        backend.humming = SimpleNamespace(cache=tmp_path / "cache", identity=lambda: [identity])
+        backend._compile = lambda layer, low, calls: [str(sorted(calls))]
+        return list(backend.prepare(cases, 2))
+
+    assert asked(cases[:1]) == ["[(2, 2)]"]
+    assert asked(cases) == ["[(64, 64)]"]
+    assert asked(cases) == []
+    assert asked(cases, "another version") == ["[(2, 2), (64, 64)]"]
 
 
 def test_partial_sums_are_counted_by_cutting_the_steps_of_all_tiles():

@@ -28,6 +28,7 @@ from conformance.backends.humming_layers import (
     check_names,
     slices,
 )
+from conformance.backends.noted import Noted
 from conformance.backends.torch_weights import packed
 from conformance.cases import Case
 from conformance.cases.conduct import called
@@ -136,18 +137,25 @@ class HummingExperts:
 
     def prepare(self, cases: list[Case], workers: int) -> Iterator[str]:
         """Compile the kernels that the calls of these cases launch, and no others. What the library refuses to load is
-        left to the case."""
-        layers: dict[tuple[Layer, bool], set[tuple[int, int]]] = {}
+        left to the case, and so is what was compiled before: to load it twice would take a minute."""
+        noted = Noted(self.humming.cache, *self.humming.identity())
+        layers: dict[tuple[Layer, bool], dict[tuple[int, int], str]] = {}
         inputs: dict[tuple[Any, int], str] = {}
         for case in cases:
             for layer, low, call in self._calls(case):
-                layers.setdefault((layer, low), set()).add(call)
+                if (line := repr((layer, low, call))) not in noted:
+                    layers.setdefault((layer, low), {})[call] = line
             with suppress(Exception):  # what no quantizer is made for
                 inputs |= {(problem, case.m): case.cell for problem in self._quantizers(case)}
         with ThreadPoolExecutor(workers) as pool:
-            started = [pool.submit(self._compile, *key, calls) for key, calls in layers.items()]
-            started += [pool.submit(self._cover, *key, what) for key, what in inputs.items()]
+            started = {
+                pool.submit(self._compile, *key, set(own)): [*own.values()] for key, own in layers.items()
+            }
+            for (problem, rows), what in inputs.items():
+                if (line := repr((problem, rows))) not in noted:
+                    started[pool.submit(self._cover, problem, rows, what)] = [line]
             for done in as_completed(started):
+                noted.add(*started[done])
                 yield from done.result()
 
     def _calls(self, case: Case) -> Iterator[tuple[Layer, bool, tuple[int, int]]]:

@@ -14,9 +14,12 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
+
+from conformance.installed import installed
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # What serving libraries pad a weight to; kernels are compiled for the padded shape.
@@ -74,8 +77,15 @@ class Library:
         self._input_kernel: Any = kernel.ProcessInputKernel
         self._input_problem: Any = import_module("humming.config").ProcessInputProblemConfig
         self._intervals: Any = import_module("humming.tune.process_input").get_process_input_tuning_intervals
+        self._headers: Any = import_module("humming.jit.compiler").Compiler.cuh_last_update_time
+        self.cache = Path(import_module("humming.utils.jit").get_humming_cache_dir())
         self._covered: dict[Any, list[Any]] = {}
         self._lock = threading.Lock()
+
+    def identity(self) -> list[str]:
+        """What its kernels depend on besides their layer and call; a reinstalled library compiles all anew."""
+        calls = Path(__file__).read_text("utf-8")
+        return [torch.cuda.get_device_name(), str(installed("humming-kernels")), self._headers(), calls]
 
     def schemas(self, layer: Layer) -> tuple[Any, Any]:
         """Of the weight and of its input."""

@@ -6,7 +6,6 @@ take most of a minute to find that nothing is left to do.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import os
 import sys
@@ -20,6 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from conformance.backend import Support
+from conformance.backends.noted import Noted
 from conformance.backends.torch_weights import TorchWeight
 from conformance.cases import Case
 from conformance.installed import installed
@@ -79,28 +79,22 @@ def compiled(
     """
     claimed = (case for case in cases if case.operation == "linear" and backend.supports(case).claimed)
     noted = _noted(backend, factory)
-    known = set(noted.read_text("utf-8").splitlines()) if noted.is_file() else set()
-    layers = [layer for layer in dict.fromkeys(map(Layer.of, claimed)) if repr(layer) not in known]
+    layers = [layer for layer in dict.fromkeys(map(Layer.of, claimed)) if repr(layer) not in noted]
     if not layers:
         return
-    noted.parent.mkdir(parents=True, exist_ok=True)
     # Not forked from here, where the device is in use already, nor each with imports of its own.
     context = get_context("forkserver")
     context.set_forkserver_preload(["torch", factory.__module__])
     count = max(1, min(workers, len(layers)))
-    with (
-        ProcessPoolExecutor(count, context, _begin, (factory,)) as pool,
-        noted.open("a", 1, encoding="utf-8") as note,
-    ):
+    with ProcessPoolExecutor(count, context, _begin, (factory,)) as pool:
         calls = {pool.submit(_call, layer): layer for layer in layers}
         for done in as_completed(calls):
             layer, failed = calls[done], done.result()
-            note.write(f"{layer!r}\n")  # what failed too: the case meets it anyway
+            noted.add(repr(layer))  # what failed too: the case meets it anyway
             yield f"{layer}: left to the case ({failed})" if failed else str(layer)
 
 
-def _noted(backend: Warmed, factory: Callable[[], Warmed]) -> Path:
-    """A file in Triton's cache: who empties that takes it along. Another version or device has another one."""
+def _noted(backend: Warmed, factory: Callable[[], Warmed]) -> Noted:
     cache = os.environ.get("TRITON_CACHE_DIR") or Path(
         os.environ.get("TRITON_HOME") or Path.home(), ".triton", "cache"
     )
@@ -109,8 +103,8 @@ def _noted(backend: Warmed, factory: Callable[[], Warmed]) -> Path:
         inspect.getsource(sys.modules[factory.__module__]),
     )
     device = torch.cuda.get_device_name() if backend.device == "cuda" else backend.device
-    what = [name, own, device, *(f"{library} {installed(library)}" for library in backend.libraries)]
-    return Path(cache, f"quantcts-{hashlib.sha256(chr(10).join(what).encode()).hexdigest()[:32]}.txt")
+    libraries = (f"{library} {installed(library)}" for library in backend.libraries)
+    return Noted(Path(cache), name, own, device, *libraries)
 
 
 def _begin(factory: Callable[[], Warmed]) -> None:
