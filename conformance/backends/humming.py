@@ -137,7 +137,7 @@ class HummingExperts:
 
     def prepare(self, cases: list[Case], workers: int) -> Iterator[str]:
         """Compile the kernels that the calls of these cases launch, and no others. What the library refuses to load is
-        left to the case, and so is what was compiled before: to load it twice would take a minute."""
+        left to the case, and so is what was compiled before: the library's cache has it."""
         noted = Noted(self.humming.cache, *self.humming.identity())
         layers: dict[tuple[Layer, bool], dict[tuple[int, int], str]] = {}
         inputs: dict[tuple[Any, int], str] = {}
