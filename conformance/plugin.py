@@ -248,6 +248,7 @@ class Plugin:
         return {
             "judges": 1,
             "bundles": self.bundling,
+            "transfers": sum(b.moving for b in remote),
             **{f"{WAITING} {b.name}": b.waiting for b in remote},
             **{f"{ANSWERS} {b.name}": b.asking for b in remote},
         }
@@ -436,6 +437,9 @@ class Keeper:
                 self.kept += self.keeping.finish(verdicts, self.roster.places, self.config.option.shrink)
             except Exception as error:  # the verdicts stand
                 self.kept.append(f"bundles: {type(error).__name__}: {error}")
+            except KeyboardInterrupt:  # whoever still waits for a host waits no longer
+                self.roster.close()
+                raise
         self.roster.close()
 
     def _gated(self) -> ExitCode:

@@ -345,16 +345,20 @@ def refused_or_crashed(error: BaseException, claimed: bool) -> Answer:
     return Answer(crash=describe(error))
 
 
+# Variables of pytest and its plugins, and those by which Humming is told to choose kernels as its own tests do
+_OF_TESTS = ("PYTEST_", "HUMMING_TEST_")
+
+
 def hide_pytest(environment: MutableMapping[str, str]) -> None:
-    """Take away what pytest and its plugins set."""
-    for name in [name for name in environment if name.startswith("PYTEST_")]:
+    """Take away the variables that tests set."""
+    for name in [name for name in environment if name.startswith(_OF_TESTS)]:
         del environment[name]
 
 
 @contextmanager
 def as_in_production() -> Iterator[None]:
     """Without the variables by which a library can notice that it runs under pytest, and do something else."""
-    hidden = {name: value for name, value in os.environ.items() if name.startswith("PYTEST_")}
+    hidden = {name: value for name, value in os.environ.items() if name.startswith(_OF_TESTS)}
     hide_pytest(os.environ)
     try:
         yield

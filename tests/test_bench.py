@@ -400,7 +400,7 @@ def record(name, seconds, noise=0.01):
 
 
 def test_what_is_within_noise_is_no_win():
-    records = [record("a", 1.0), record("b", 1.025, 0.001), record("c", 1.5)]
+    records = [record("a", 1.0), record("b", 1.05, 0.001), record("c", 1.5)]
     compare(records)
     assert [r["extra_info"]["standing"] for r in records] == ["ambiguous", "ambiguous", "slower"]
     assert records[2]["extra_info"]["times_fastest"] == 1.5

@@ -181,13 +181,27 @@ def test_what_has_been_compiled_is_not_loaded_again(tmp_path):
         backend = object.__new__(humming.HummingExperts)
         backend.gemm, backend.device = "indexed", "cpu"
         backend.humming = SimpleNamespace(cache=tmp_path / "cache", identity=lambda: [identity])
-        backend._compile = lambda layer, low, calls: [str(sorted(calls))]
+        backend.humming.load = lambda tensors, layer: SimpleNamespace(compile=compiled)
         return list(backend.prepare(cases, 2))
 
-    assert asked(cases[:1]) == ["[(2, 2)]"]
-    assert asked(cases) == ["[(64, 64)]"]
+    def compiled(calls):
+        ((m, _),) = calls
+        if m in broken:
+            raise broken[m]
+        return [f"m{m}"]
+
+    broken = {}
+    assert asked(cases[:1]) == ["m2"]
+    assert asked(cases) == ["m64"]
     assert asked(cases) == []
-    assert asked(cases, "another version") == ["[(2, 2), (64, 64)]"]
+    broken[2] = RuntimeError("the compiler was killed")
+    assert asked(cases, "another version") == [
+        "dense 96x256: left to the case: RuntimeError: the compiler was killed",
+        "m64",
+    ]
+    broken[2] = AssertionError()
+    assert asked(cases, "another version") == ["dense 96x256: left to the case: AssertionError: "]
+    assert asked(cases, "another version") == []
 
 
 def test_partial_sums_are_counted_by_cutting_the_steps_of_all_tiles():

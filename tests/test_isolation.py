@@ -109,7 +109,13 @@ def test_a_report_says_what_its_judges_waited_for(quantcts, options, judges):
         for name in ("numpy", "torch_cpu")
     )
     assert "hosts that answered longest: " in run.output
-    assert f"of the time of {judges} judges: oracle and comparison " in run.output
+    said = " ".join(run.output.partition(f"of the time of {judges} judges: ")[2].split())
+    shares = re.findall(r"([a-z ]+) (\d+) %", said.partition("hosts that")[0])
+    assert [name.strip() for name, _ in shares] == [
+        "oracle and comparison", "transfers", "bundles", "waiting for a turn", "answers", "pytest and the rest"
+    ]  # fmt: skip
+    assert 97 <= sum(int(share) for _, share in shares) <= 103
+    assert spent["transfers"] > 0
 
 
 COMPILES_FOR_EVER = """

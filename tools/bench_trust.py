@@ -2,7 +2,7 @@
 
 FIRST and AGAIN are files of `quantcts bench --do-bench --benchmark-json FILE`, of two processes on the same machine.
 Only calls of more than 20 µs count: below that do_bench times its own launches. Calls that no graph holds are set
-apart: their time is the host's, which launches them one by one.
+apart: their time is the host's, which launches them one by one. Exit code 1 where one of the others differs by more.
 """
 
 from __future__ import annotations
@@ -34,6 +34,13 @@ def main() -> None:
     except RunError as error:
         sys.exit(f"bench_trust: {error}")
     both = [(key, first[key], again[key]) for key in first if key in again]
+    for key in first.keys() ^ again.keys():
+        print(f"{key[0]}@{key[1]}: more than 20 µs in one of the files alone, not compared")
+    for key, one, other in both:
+        if one["graph"] is not other["graph"]:
+            sys.exit(
+                f"bench_trust: {key[0]}@{key[1]}: in a graph in one of the files, launched by the host in the other"
+            )
     spreads = [compared(key, one, "again", other["median_seconds"]) for key, one, other in both]
     triton = [
         compared(key, info, "do_bench", info["do_bench_seconds"])
@@ -49,6 +56,9 @@ def main() -> None:
         for graph in (True, False)
     }
     for name, about in found.items():
+        if not about["compared"]:
+            print(f"{name}: nothing was measured")
+            continue
         print(
             f"{name}: {about['within']} of {about['compared']} within {about['limit']:.0%}, worst {about['worst']:.1%}"
         )
@@ -58,6 +68,7 @@ def main() -> None:
         put(arguments.report, f"{json.dumps(found, indent=1)}\n".encode())
     if not spreads:
         sys.exit("bench_trust: the files have no call of more than 20 µs in common")
+    sys.exit(1 if found["rerun"]["beyond"] or found["do_bench"]["beyond"] else 0)
 
 
 def figures(path: Path) -> dict[tuple[str, str], dict[str, Any]]:

@@ -9,6 +9,7 @@ Mutants that need no cooperation are compiled into the plain kernels alone, whic
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 
 import torch
@@ -21,7 +22,9 @@ from cuda_kernels.build import ToolMissing
 from cuda_kernels.mutants import MUTANTS, Mutant
 from cuda_kernels.runtime import CudaRuntime, HostRuntime
 
+# By a kernel of crashes.cu, and by the process itself
 CRASHES = ("illegal_address", "misaligned_address", "assert", "trap", "endless")
+HOST_CRASHES = ("out_of_memory", "segmentation_fault")
 # A layer of so many outputs crashes; all others are computed.
 CRASHING_OUTPUTS = 96
 _ENDLESS_STEPS = 2**34
@@ -56,7 +59,7 @@ class _OnHost:
 
 class _Crashing:
     def __getattr__(self, name: str) -> Factory:
-        if name not in CRASHES:
+        if name not in (*CRASHES, *HOST_CRASHES):
             raise AttributeError(name)
 
         def made() -> CudaKernelsBackend:
@@ -76,7 +79,7 @@ def _known(name: str) -> Mutant:
 
 
 class CrashingBackend(CudaKernelsBackend):
-    """Our kernels, but a linear with CRASHING_OUTPUTS outputs launches a kernel of crashes.cu first."""
+    """Our kernels, but a linear with CRASHING_OUTPUTS outputs crashes first."""
 
     def __init__(self, crash: str) -> None:
         super().__init__(CudaRuntime(), f"cuda_kernels.crash.{crash}")
@@ -94,6 +97,10 @@ class _Crash(Linear):
         self._crashing, self._crash = runtime, crash
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._crash == "out_of_memory":
+            torch.empty(2**50, dtype=torch.uint8, device=x.device)
+        if self._crash == "segmentation_fault":
+            ctypes.string_at(0)
         out = torch.zeros(64, dtype=torch.int32, device=x.device)
         steps = [_ENDLESS_STEPS] if self._crash == "endless" else []
         self._crashing.launch(f"crash_{self._crash}", 1, 1, out, *steps)

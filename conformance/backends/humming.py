@@ -28,7 +28,7 @@ from conformance.backends.humming_layers import (
     check_names,
     slices,
 )
-from conformance.backends.noted import Noted
+from conformance.backends.noted import Noted, refuses
 from conformance.backends.torch_weights import packed
 from conformance.cases import Case
 from conformance.cases.conduct import called
@@ -148,15 +148,14 @@ class HummingExperts:
             with suppress(Exception):  # what no quantizer is made for
                 inputs |= {(problem, case.m): case.cell for problem in self._quantizers(case)}
         with ThreadPoolExecutor(workers) as pool:
-            started = {
-                pool.submit(self._compile, *key, set(own)): [*own.values()] for key, own in layers.items()
-            }
+            started = [pool.submit(self._compile, *key, own) for key, own in layers.items()]
             for (problem, rows), what in inputs.items():
                 if (line := repr((problem, rows))) not in noted:
-                    started[pool.submit(self._cover, problem, rows, what)] = [line]
+                    started.append(pool.submit(self._cover, problem, rows, what, line))
             for done in as_completed(started):
-                noted.add(*started[done])
-                yield from done.result()
+                said, settled = done.result()
+                noted.add(*settled)
+                yield from said
 
     def _calls(self, case: Case) -> Iterator[tuple[Layer, bool, tuple[int, int]]]:
         """A case's layers, whether the lowest code occurs in their weights, and M and rows of its calls."""
@@ -171,18 +170,38 @@ class HummingExperts:
         """What the input kernel alone is asked for."""
         return iter(())
 
-    def _compile(self, layer: Layer, low: bool, calls: set[tuple[int, int]]) -> list[str]:
+    def _compile(self, layer: Layer, low: bool, calls: Mapping[tuple[int, int], str]) -> _Compiled:
+        what = f"{layer.gemm} {layer.n}x{layer.k}"
         try:
-            return list(self.humming.load(blank(layer, low, self.device), layer).compile(calls))
+            matrix = self.humming.load(blank(layer, low, self.device), layer)
         except Exception as error:
-            return [f"{layer.gemm} {layer.n}x{layer.k}: left to the case: {type(error).__name__}: {error}"]
+            return _left(what, error, *calls.values())
+        said: dict[str, None] = {}  # in order; calls may share a kernel
+        settled: list[str] = []
+        for call, line in sorted(calls.items()):
+            try:
+                lines, own = list(matrix.compile([call])), [line]
+            except Exception as error:
+                lines, own = _left(what, error, line)
+            said |= dict.fromkeys(lines)
+            settled += own
+        return list(said), settled
 
-    def _cover(self, problem: Any, rows: int, what: str) -> list[str]:
+    def _cover(self, problem: Any, rows: int, what: str, line: str) -> _Compiled:
         try:
             self.humming.cover(problem, rows)
         except Exception as error:
-            return [f"{what}: left to the case: {type(error).__name__}: {error}"]
-        return [what]
+            return _left(what, error, line)
+        return [what], [line]
+
+
+# Lines of progress, and what need not be asked again
+_Compiled = tuple[list[str], list[str]]
+
+
+def _left(what: str, error: Exception, *lines: str) -> _Compiled:
+    kind = type(error).__name__
+    return [f"{what}: left to the case: {kind}: {error}"], list(lines) if refuses(kind) else []
 
 
 class HummingBackend(HummingExperts):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -77,15 +78,28 @@ class Library:
         self._input_kernel: Any = kernel.ProcessInputKernel
         self._input_problem: Any = import_module("humming.config").ProcessInputProblemConfig
         self._intervals: Any = import_module("humming.tune.process_input").get_process_input_tuning_intervals
-        self._headers: Any = import_module("humming.jit.compiler").Compiler.cuh_last_update_time
+        self._runtime: Any = import_module("humming.jit.runtime").KernelRuntime
         self.cache = Path(import_module("humming.utils.jit").get_humming_cache_dir())
         self._covered: dict[Any, list[Any]] = {}
         self._lock = threading.Lock()
 
     def identity(self) -> list[str]:
-        """What its kernels depend on besides their layer and call; a reinstalled library compiles all anew."""
-        calls = Path(__file__).read_text("utf-8")
-        return [torch.cuda.get_device_name(), str(installed("humming-kernels")), self._headers(), calls]
+        """What its kernels depend on besides their layer and call: what the library's own cache knows them by, its
+        settings, and how they are called here. A reinstalled library compiles all anew."""
+        compiler = self._runtime._get_compiler()
+        flags = compiler.get_flags(str(self.device.sm_version))
+        settings = sorted(
+            f"{name}={value}" for name, value in os.environ.items() if name.startswith("HUMMING_")
+        )
+        here = Path(__file__)
+        own = (
+            here.with_name(name).read_text("utf-8")
+            for name in ("humming.py", "humming_experts.py", here.name)
+        )
+        return [
+            torch.cuda.get_device_name(), str(installed("humming-kernels")), compiler.__name__,
+            compiler.signature(), *flags, compiler.cuh_last_update_time(), *settings, *own,
+        ]  # fmt: skip
 
     def schemas(self, layer: Layer) -> tuple[Any, Any]:
         """Of the weight and of its input."""

@@ -5,6 +5,22 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+# What a library says of a layer whenever it is asked. Any other error may be one of the moment: memory, a killed
+# compiler.
+_REFUSALS = {
+    "AssertionError",
+    "CompilationError",  # Triton's
+    "KeyError",
+    "NotImplementedError",
+    "TypeError",
+    "ValueError",
+}
+
+
+def refuses(error: str) -> bool:
+    """Whether an error of this class is worth a note: there is no use in trying again."""
+    return error in _REFUSALS
+
 
 class Noted:
     """Lines in a file of the cache's directory: who empties that takes it along. identity: what a kernel depends on
@@ -21,5 +37,6 @@ class Noted:
     def add(self, *lines: str) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("a", encoding="utf-8") as file:
-            file.write("".join(f"{line}\n" for line in lines))
+            # In front: half a line that a killed process left stays one by itself.
+            file.write("".join(f"\n{line}" for line in lines))
         self._known.update(lines)

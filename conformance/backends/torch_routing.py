@@ -42,11 +42,13 @@ def local_ids(ids: torch.Tensor, expert_map: torch.Tensor | None) -> torch.Tenso
 
 def slots_by_expert(places: torch.Tensor, experts: int) -> list[tuple[int, torch.Tensor]]:
     """Of each expert that has any, its slots: where it stands in `places` (T, k), flattened. The device is waited for
-    once, however many experts there are."""
+    once, however many experts there are. Raises IndexError for an expert that there is not."""
     flat = places.flatten()
     slots = flat.argsort(stable=True)
     edges = torch.arange(experts + 1, dtype=flat.dtype, device=flat.device)
     ends = torch.searchsorted(flat[slots], edges).tolist()
+    if ends[-1] < len(flat):
+        raise IndexError(f"an id is beyond the {experts} experts")
     return [(expert, slots[a:b]) for expert, (a, b) in enumerate(pairwise(ends)) if a < b]
 
 

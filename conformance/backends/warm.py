@@ -1,6 +1,6 @@
 """Kernels that Triton compiles at their first launch, compiled beforehand: several processes fill its disk cache.
 
-What has been tried, in vain too, is noted beside that cache, by versions and device: processes and a call a layer would
+What has been compiled or refused is noted beside that cache, by versions and device: processes and a call a layer would
 take most of a minute to find that nothing is left to do.
 """
 
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from conformance.backend import Support
-from conformance.backends.noted import Noted
+from conformance.backends.noted import Noted, refuses
 from conformance.backends.torch_weights import TorchWeight
 from conformance.cases import Case
 from conformance.installed import installed
@@ -90,7 +90,8 @@ def compiled(
         calls = {pool.submit(_call, layer): layer for layer in layers}
         for done in as_completed(calls):
             layer, failed = calls[done], done.result()
-            noted.add(repr(layer))  # what failed too: the case meets it anyway
+            if not failed or refuses(failed):
+                noted.add(repr(layer))
             yield f"{layer}: left to the case ({failed})" if failed else str(layer)
 
 

@@ -24,5 +24,5 @@ def compare(benchmarks: list[dict[str, Any]]) -> None:
 
 
 def _near(info: dict[str, Any], best: dict[str, Any]) -> bool:
-    noise = max(info["noise"] + best["noise"], ELSEWHERE)
+    noise = sum(max(one["noise"], ELSEWHERE) for one in (info, best))
     return info is best or bool(info["median_seconds"] / best["median_seconds"] - 1 <= noise)

@@ -61,7 +61,7 @@ class Rotation:
         self._functions = functions
         self._inputs = [[to_backend(array, backend) for array in inputs] for _ in functions]
         self._cuda = device_of(backend).startswith("cuda")
-        self._overwritten = to_backend(np.empty(overwritten, np.uint8), backend) if overwritten else None
+        self._overwritten = _bytes(overwritten, device_of(backend)) if overwritten else None
         self.outputs: list[Any] = []
         self._graph: Any = None
         self.ungraphed = "" if self._cuda else "not on a GPU"
@@ -106,6 +106,12 @@ class Rotation:
             self._graph, self.ungraphed = None, describe(error)
             torch.cuda.synchronize()
             self._call()
+
+
+def _bytes(count: int, device: str) -> Any:
+    import torch
+
+    return torch.empty(count, dtype=torch.uint8, device=device)
 
 
 def captured(call: Callable[[], Any]) -> Any:

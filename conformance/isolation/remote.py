@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial, partialmethod
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
@@ -32,7 +34,8 @@ class RemoteBackend:
     """Stands for a backend that is hosted elsewhere. worker: which of the judges asks; they share the GPUs.
 
     limit: seconds that one question may take. waiting, asking: seconds of this judge until its questions had their
-    turn, and from there until they were answered.
+    turn, and from there until they were answered; moving: what it took to make messages of arrays, and arrays of
+    messages.
     """
 
     arrays = "numpy"
@@ -49,7 +52,7 @@ class RemoteBackend:
         # Of another process that is to see the same GPU
         self.variables = {"CUDA_VISIBLE_DEVICES": seen_first(gpu)} if len(place.paths) > 1 else {}
         self.limit = limit
-        self.waiting = self.asking = 0.0
+        self.waiting = self.asking = self.moving = 0.0
         self._connection: Connection | None = None
 
     def lacks(self, case: Case) -> str | None:
@@ -75,17 +78,18 @@ class RemoteBackend:
     ) -> tuple[Said | None, Answer | None]:
         """What the backend says beforehand, None where that was lost or raised, and its answer: a crash where the host
         died of the question or did not answer in time."""
-        asked = time.monotonic()
+        asked, moved = time.monotonic(), self.moving
         try:
             connection, pid = self._turn(("ask", case, operation, arguments, self.limit))
         except _Failed as failed:
             return None, Answer(crash=str(failed))
         start = time.monotonic()
-        self.waiting += start - asked
+        self.waiting += start - asked - (self.moving - moved)
+        moved = self.moving
         try:
             return self._answered(connection, pid, start)
         finally:
-            self.asking += time.monotonic() - start
+            self.asking += time.monotonic() - start - (self.moving - moved)
 
     def _turn(self, request: Any) -> tuple[Connection, int]:
         for _ in range(ATTEMPTS):
@@ -118,7 +122,8 @@ class RemoteBackend:
     def _received(self, connection: Connection, start: float) -> Any:
         if not connection.poll(max(0.0, self.limit - (time.monotonic() - start))):
             raise TimeoutError(f"no answer within {self.limit:.0f} seconds")
-        return connection.recv()
+        with self._moved():
+            return connection.recv()
 
     def prepare(self, cases: list[Case], workers: int, say: Any) -> str:
         """Have the backend compile what the cases need. Returns what went wrong, in words."""
@@ -158,12 +163,22 @@ class RemoteBackend:
         """Ask, and wait for the question's turn; the pid of the host that works on it."""
         connection = self._connected()
         try:
-            connection.send(request)
+            with self._moved():
+                message = pickle.dumps(request)
+            connection.send_bytes(message)
             _, pid = connection.recv()
         except (EOFError, OSError):
             self._close()
             raise _Gone from None
         return connection, int(pid)
+
+    @contextmanager
+    def _moved(self) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.moving += time.monotonic() - start
 
     def _close(self) -> None:
         if self._connection is not None:

@@ -7,6 +7,7 @@ the one process that knows the findings keeps the smallest and removes the rest.
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -144,14 +145,25 @@ class Keeping:
         for verdict in verdicts:
             by_backend.setdefault(verdict.backend, []).append(verdict)
         deadline = time.monotonic() + seconds
-        with ThreadPoolExecutor(len(by_backend) or 1) as pool:  # each waits for its backend most of the time
-            lines = pool.map(
-                lambda name: self._shrink_of(name, by_backend[name], places, deadline), by_backend
-            )
-            return [line for own in lines for line in own if line]
+        stop = threading.Event()
+
+        def own(name: str) -> list[str]:
+            return self._shrink_of(name, by_backend[name], places, deadline, stop)
+
+        pool = ThreadPoolExecutor(len(by_backend) or 1)  # each waits for its backend most of the time
+        try:
+            return [line for lines in pool.map(own, by_backend) for line in lines if line]
+        finally:  # interrupted or not
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _shrink_of(
-        self, name: str, verdicts: Sequence[Verdict], places: Mapping[str, Place], deadline: float
+        self,
+        name: str,
+        verdicts: Sequence[Verdict],
+        places: Mapping[str, Place],
+        deadline: float,
+        stop: threading.Event,
     ) -> list[str]:
         """Those of one backend, which share the time that is left."""
         lines = []
@@ -159,17 +171,19 @@ class Keeping:
             with hosted(self.specs[name], places) as backend:
                 for done, verdict in enumerate(verdicts):
                     share = max(deadline - time.monotonic(), 0.0) / (len(verdicts) - done)
-                    lines.append(self._shrunken(verdict, backend, share))
+                    lines.append(self._shrunken(verdict, backend, share, stop))
         except RunError as error:
             lines.append(f"{name}: nothing is shrunken: {error}")
         return lines
 
-    def _shrunken(self, verdict: Verdict, backend: RemoteBackend, seconds: float) -> str:
+    def _shrunken(
+        self, verdict: Verdict, backend: RemoteBackend, seconds: float, stop: threading.Event
+    ) -> str:
         case = all_cases()[verdict.case]
         if next(candidates(case), None) is None:
             return ""
         subject_of = partial(RemoteSubject, backend, spec=self.specs[verdict.backend])
-        found = shrink(case, partial(alike, verdict), subject_of, seconds)
+        found = shrink(case, partial(alike, verdict), subject_of, seconds, stop.is_set)
         return self._told(verdict, found)
 
     def _told(self, verdict: Verdict, found: Shrunken) -> str:

@@ -43,8 +43,10 @@ def shrink(
     alike: Callable[[Verdict], bool],
     subject_of: Callable[[Case], Subject],
     seconds: float,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Shrunken:
-    """alike: whether a verdict is the failure that is looked for. subject_of: a backend to be asked about a case."""
+    """alike: whether a verdict is the failure that is looked for. subject_of: a backend to be asked about a case.
+    stopped: whether no more cases are to be asked, whatever time is left."""
     deadline = time.monotonic() + seconds
     found, judge, asked = case, None, 0
     known: set[str] = {case.id}
@@ -54,7 +56,7 @@ def shrink(
         for candidate in candidates(found):
             if candidate.id in known:
                 continue
-            if time.monotonic() >= deadline:
+            if stopped() or time.monotonic() >= deadline:
                 return Shrunken(found, judge, asked, False)
             known.add(candidate.id)
             asked += 1

@@ -228,10 +228,12 @@ def _print_judging(console: Console, report: Report) -> None:
     )
     shares = {
         "oracle and comparison": sum(v.oracle_seconds for v in report.ledger.verdicts.values()),
+        "transfers": spent.get("transfers", 0.0),
+        "bundles": spent.get("bundles", 0.0),
         "waiting for a turn": sum(s for _, s in waits),
         "answers": sum(s for _, s in answers),
-        "bundles": spent.get("bundles", 0.0),
     }
+    shares["pytest and the rest"] = max(judges * report.wall - sum(shares.values()), 0.0)
     text = ", ".join(f"{what} {100 * s / judges / report.wall:.0f} %" for what, s in shares.items())
     console.print(f"of the time of {judges:.0f} judges: {text}")
     longest = sorted(

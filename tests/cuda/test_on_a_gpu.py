@@ -24,6 +24,8 @@ SAID = {
     "assert": ("assert",),
     "trap": ("unspecified launch failure", "CUDA_ERROR_LAUNCH_FAILED"),
     "endless": ("no answer within 6 seconds",),
+    "out_of_memory": ("OutOfMemoryError",),
+    "segmentation_fault": ("SIGSEGV",),
 }
 
 
