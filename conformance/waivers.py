@@ -9,8 +9,8 @@ A TOML file of tables, all fields required; backend is a glob over names, query 
     link = "https://..."            # where the fault is described
     expires = 2027-05-31
 
-A waiver that is malformed, matches no case or has expired ends the run before anything is judged. One
-whose case no longer fails makes the run fail.
+A waiver that is malformed, matches no case or no backend, or has expired ends the run before anything is judged. One
+whose case no longer fails makes the run fail, by a problem in its account: the verdict stays what it is.
 """
 
 from __future__ import annotations
@@ -41,17 +41,21 @@ class Waiver:
     def covers(self, verdict: Verdict) -> bool:
         return fnmatch(verdict.backend, self.backend) and bool(matcher(self.query).match(verdict.case))
 
-    def apply(self, verdict: Verdict) -> Verdict:
-        """A failing verdict becomes `waived`; one that does not fail becomes a failure of the waiver."""
-        if verdict.fails:
-            detail = f"{self.reason} ({self.link}) [{verdict.outcome.value}: {verdict.detail}]"
-            return replace(verdict, outcome=Outcome.WAIVED, detail=detail)
-        detail = f"it {verdict.outcome.value} although the waiver {self.query!r} expects a failure; remove it"
-        return replace(verdict, outcome=Outcome.DIVERGES, detail=detail)
+    def waive(self, verdict: Verdict) -> Verdict:
+        """A failing verdict as `waived`."""
+        detail = f"{self.reason} ({self.link}) [{verdict.outcome.value}: {verdict.detail}]"
+        return replace(verdict, outcome=Outcome.WAIVED, detail=detail)
+
+    def outlived_by(self, verdict: Verdict) -> str:
+        """What is wrong where a verdict that it covers does not fail."""
+        return f"it {verdict.outcome.value} although the waiver {self.query!r} expects a failure; remove it"
 
 
-def read_waivers(path: Path, case_ids: Iterable[str], today: datetime.date | None = None) -> list[Waiver]:
-    """The waivers of a file. Raises RunError naming the file, the waiver and the field."""
+def read_waivers(
+    path: Path, case_ids: Iterable[str], backends: Iterable[str], today: datetime.date | None = None
+) -> list[Waiver]:
+    """The waivers of a file. backends: the names that there are. Raises RunError naming the file, the waiver and the
+    field."""
     try:
         document = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -61,14 +65,16 @@ def read_waivers(path: Path, case_ids: Iterable[str], today: datetime.date | Non
     tables = document.get("waiver", [])
     if set(document) - {"waiver"} or not isinstance(tables, list):
         raise RunError(f"{path}: it holds something else than [[waiver]] tables")
-    ids = list(case_ids)
+    ids, names = list(case_ids), list(dict.fromkeys(backends))
     return [
-        _read(f"{path}: waiver {i + 1}", table, ids, today or datetime.date.today())
+        _read(f"{path}: waiver {i + 1}", table, ids, names, today or datetime.date.today())
         for i, table in enumerate(tables)
     ]
 
 
-def _read(place: str, table: dict[str, Any], ids: list[str], today: datetime.date) -> Waiver:
+def _read(
+    place: str, table: dict[str, Any], ids: list[str], backends: list[str], today: datetime.date
+) -> Waiver:
     if not isinstance(table, dict):
         raise RunError(f"{place}: it is no table")
     for name, kind in _FIELDS.items():
@@ -81,6 +87,8 @@ def _read(place: str, table: dict[str, Any], ids: list[str], today: datetime.dat
         raise RunError(f"{place}: expires: it expired on {waiver.expires}; fix the fault or renew the waiver")
     if waiver.query.startswith("!"):
         raise RunError(f"{place}: query: a waiver names what it waives; {waiver.query!r} names the rest")
+    if not any(fnmatch(name, waiver.backend) for name in backends):
+        raise RunError(f"{place}: backend: {waiver.backend!r} matches none of {', '.join(sorted(backends))}")
     try:
         select(ids, [waiver.query])
     except RunError as error:

@@ -25,6 +25,8 @@ from conformance.bench.verify import _projected, wrong_experts, wrong_linear
 from conformance.bench.workloads import LINEAR, MOE, TOKENS, Workload, workloads
 from conformance.cases import Case
 from conformance.data import linear_problem
+from conformance.gate.changes import Kind
+from conformance.gate.timings import compare_timings, read_timings
 from reference.activations import quantize, quantizers
 from reference.bounds import Contract
 from reference.formats import ActivationFormat, WeightFormat
@@ -327,13 +329,13 @@ def test_a_layer_that_remembers_its_answer_gets_no_number():
 @pytest.mark.usefixtures("short")
 def test_one_of_several_equal_calls_that_differs_is_seen():
     with pytest.raises(Untimed, match="call 1 of 2"):
-        timed(lambda layer, y: y if layer.calls % 2 else y * np.asarray(2.0, y.dtype))
+        timed(lambda layer, y: y * np.asarray(2.0, y.dtype) if layer.calls % 2 else y)
 
 
 @pytest.mark.usefixtures("short")
 def test_sums_in_any_order_may_lie_further_apart_where_that_is_declared():
     def off(by):
-        return lambda layer, y: y if layer.calls % 2 else y * np.asarray(by, y.dtype)
+        return lambda layer, y: y * np.asarray(by, y.dtype) if layer.calls % 2 else y
 
     with pytest.raises(Untimed, match="call 1 of 2"):
         timed(off(1.08))
@@ -343,12 +345,29 @@ def test_sums_in_any_order_may_lie_further_apart_where_that_is_declared():
 
 
 @pytest.mark.usefixtures("short")
-def test_a_layer_that_raises_is_a_crash():
+@pytest.mark.parametrize("call", [1, 3, 7, 12])
+def test_a_layer_that_raises_is_a_crash(call):
     def broken(layer, y):
-        raise ValueError("no")
+        if layer.calls >= call:
+            raise ValueError("no")
+        return y
 
     with pytest.raises(Untimed, match="crashes: ValueError: no"):
         timed(broken)
+
+
+@pytest.mark.usefixtures("short")
+def test_what_takes_minutes_is_not_timed(monkeypatch):
+    monkeypatch.setattr(stands, "SLOW", 0.0)
+    layers = []
+
+    def counted(layer, y):
+        layers.append(layer)
+        return y
+
+    with pytest.raises(Untimed, match="slow: a call takes"):
+        timed(counted)
+    assert len(layers) == 1
 
 
 @pytest.mark.usefixtures("short")
@@ -395,8 +414,9 @@ def test_refreshed_inputs_lie_where_the_old_ones_lay():
 # ---- comparisons
 
 
-def record(name, seconds, noise=0.01):
-    return {"group": "g", "extra_info": {"backend": name, "median_seconds": seconds, "noise": noise}}
+def record(name, seconds, noise=0.01, graph=True):
+    info = {"backend": name, "median_seconds": seconds, "noise": noise, "graph": graph, "device": "cuda"}
+    return {"group": "g", "extra_info": info}
 
 
 def test_what_is_within_noise_is_no_win():
@@ -407,6 +427,9 @@ def test_what_is_within_noise_is_no_win():
     records = [record("a", 1.0), record("c", 1.5)]
     compare(records)
     assert [r["extra_info"]["standing"] for r in records] == ["fastest", "slower"]
+    records = [record("a", 1.0), record("c", 1.5, graph=False)]
+    compare(records)
+    assert [r["extra_info"]["standing"] for r in records] == ["ambiguous", "ambiguous"]
 
 
 def test_noise_is_what_the_same_thing_timed_twice_differs_by():
@@ -493,6 +516,12 @@ def test_a_file_of_no_figures_ends_with_one_line(quantcts, tmp_path, text):
         (("--quick",), 3, "--backend is missing"),
         (("--backend", "cuda", "--quick"), 4, "none of the CUDA backends"),
         (("--backend", "numpy", "--cases", "linear/*", "--quick", "--unknown"), 3, "unknown"),
+        (
+            ("--backend", "numpy", "--quick", "--benchmark-json", "/dev/null/x"),
+            3,
+            "--benchmark-json /dev/null/x",
+        ),
+        (("--backend", "numpy", "--quick", "--benchmark-disable"), 3, "nothing is timed"),
     ],
 )
 def test_what_cannot_be_timed_ends_with_one_line(quantcts, words, code, said):
@@ -502,11 +531,29 @@ def test_what_cannot_be_timed_ends_with_one_line(quantcts, words, code, said):
     assert "Traceback" not in run.output
 
 
-def test_a_backend_with_a_fault_ends_with_1(quantcts):
+def test_a_backend_with_a_fault_ends_with_1(quantcts, tmp_path):
     layer = "linear/llama-3.1-8b.o/w4-g128-sym/a16/bf16/m1"
-    run = quantcts("bench", "--backend", f"{FAULTY}:scale_of_group_0", "--cases", layer)
+    spec = ("--backend", f"{FAULTY}:scale_of_group_0")
+    place = tmp_path / "bench.json"
+    place.write_text("an earlier run's")
+    run = quantcts("bench", *spec, "--cases", layer, "--benchmark-json", place)
     assert run.code == 1, run.output
     assert "wrong: before it is timed" in run.output
+    document = json.loads(place.read_text())
+    assert document["benchmarks"] == []
+    (untimed,) = document["quantcts"]["untimed"]
+    assert (untimed["workload"], untimed["state"]) == (layer, "wrong")
+    assert untimed["reason"].startswith("before it is timed")
+    # For the gate it is what is no longer timed.
+    before = {
+        "extra_info": {"workload": layer, "backend": untimed["backend"], "device": "cpu", "noise": 0.01}
+    }
+    before |= {"fullname": "", "stats": {"median": 1e-3, "iqr": 0.0}}
+    old = tmp_path / "old.json"
+    old.write_text(json.dumps({"benchmarks": [before]}))
+    (change,) = compare_timings(read_timings(old), read_timings(place))
+    assert change.kind is Kind.UNTIMED
+    assert change.detail.startswith("wrong: before it is timed")
 
 
 STALE = """
@@ -533,6 +580,7 @@ def test_what_is_found_wrong_after_it_was_timed_has_no_record(quantcts, tmp_path
     document = json.loads(place.read_text())
     assert [b["extra_info"]["backend"] for b in document["benchmarks"]] == ["numpy"]
     assert document["quantcts"]["states"] == dict.fromkeys(STATES, 0) | {"timed": 1, "wrong": 1}
+    assert [r["backend"] for r in document["quantcts"]["untimed"]] == ["stale"]
 
 
 def test_small_problems_of_the_matrix_agree_with_the_layers_of_the_benchmark():

@@ -4,7 +4,6 @@ import copy
 import datetime
 import json
 import os
-import random
 import subprocess
 import sys
 
@@ -356,11 +355,34 @@ def test_a_waiver_that_has_outlived_its_fault_closes_the_gate(baseline, tmp_path
         assert code == 3, said
 
 
+def test_a_waiver_that_the_run_itself_found_outlived_closes_the_gate_as_well(
+    judged, baseline, tmp_path, capsys
+):
+    """The verdict stays right, the account has the problem, and no waiver waives it."""
+    path = waiver(tmp_path / "w.toml", "packing/w4/*")
+    report, done = judged("faulty.no_fault", "--waivers", path)
+    assert done.returncode == 1, done.stdout
+    document = json.loads(report.read_text())
+    assert {record["outcome"] for record in document["cases"]} <= {"conforms", "declines"}
+    assert any("although the waiver" in problem for problem in document["ledger"]["problems"])
+    for words in ((), ("--waivers", path)):
+        code, said = gate(capsys, "--baseline", baseline, "--current", report, *words)
+        assert code == 1, said
+
+
+def test_a_waiver_of_no_backend_is_an_error(baseline, tmp_path, capsys):
+    path = waiver(tmp_path / "w.toml", "packing/w4/*")
+    path.write_text(path.read_text().replace('"kernel"', '"kernle"'))
+    code, said = gate(capsys, "--baseline", baseline, "--current", baseline, "--waivers", path)
+    assert code == 3
+    assert "backend: 'kernle' matches none of" in said
+
+
 def test_what_the_run_waived_stays_waived(judged, baseline, tmp_path):
     path = waiver(tmp_path / "w.toml", "packing/w4/*")
     report, done = judged("faulty.floor_words", "--waivers", path)
     assert done.returncode == 0, done.stdout
-    known = read_waivers(path, all_cases())
+    known = read_waivers(path, all_cases(), ["kernel"])
     found = decide(json.loads(baseline.read_text()), json.loads(report.read_text()), known)
     assert found.exit_code == 0
     assert kinds(found) == {Kind.WAIVED}
@@ -408,14 +430,29 @@ def test_a_slowed_backend_fails_with_2_and_is_named(timed):
     assert "faster: 1" in said
 
 
-def test_noise_passes(timed):
-    rng = random.Random(7)
-    for _ in range(5):
-        jittered = {case: t * rng.uniform(0.95, 1.05) for case, t in TIMES.items()}
-        code, said = timed(jittered)
-        assert code == 0, said
-        assert "slow" not in said
-        assert "faster" not in said
+def test_noise_passes(tmp_path):
+    """Of an H200, the same code timed by two processes, whichever of them comes first."""
+    trust = json.loads((ROOT / "docs" / "results" / "bench-trust-h200.json").read_text())
+    pairs = [r for name in ("rerun", "rerun of calls that the host launches") for r in trust[name]["all"]]
+    assert len(pairs) > 100
+
+    def file(name):
+        records = [
+            {
+                "fullname": "",
+                "extra_info": {
+                    "device": "cuda",
+                    **{n: r[n] for n in ("workload", "backend", "noise", "graph")},
+                },
+                "stats": {"median": r[name] / 1e6, "iqr": 0.0},
+            }
+            for r in pairs
+        ]
+        return read_timings(written(tmp_path / name, {"benchmarks": records}))
+
+    for old, new in (("microseconds", "again"), ("again", "microseconds")):
+        found = {change.kind for change in compare_timings(file(old), file(new))}
+        assert found == {Kind.AMBIGUOUS}, found
 
 
 def test_a_difference_inside_the_noise_is_ambiguous_either_way(timed):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# What the same call differs by in another process, where its memory lies elsewhere: 3 % was seen, seldom 5.
-ELSEWHERE = 0.03
+from conformance.noise import noise_of
 
 
 def compare(benchmarks: list[dict[str, Any]]) -> None:
@@ -24,5 +23,5 @@ def compare(benchmarks: list[dict[str, Any]]) -> None:
 
 
 def _near(info: dict[str, Any], best: dict[str, Any]) -> bool:
-    noise = sum(max(one["noise"], ELSEWHERE) for one in (info, best))
+    noise = sum(noise_of(one, one["noise"]) for one in (info, best))
     return info is best or bool(info["median_seconds"] / best["median_seconds"] - 1 <= noise)

@@ -6,10 +6,12 @@ The figures are pytest-benchmark's, with its options and its JSON; this adds wha
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator
+from functools import partial
 from time import monotonic
 from typing import Any, cast
 
@@ -33,10 +35,12 @@ from conformance.bench.workloads import Workload, workloads
 from conformance.errors import EnvironmentMissing, RunError
 from conformance.exitcodes import ExitCode
 from conformance.query import select
-from conformance.report.document import environment
+from conformance.report.document import environment, place_to_write, put
 
 EXIT_CODE = pytest.StashKey[ExitCode]()
-STATES = ("timed", "declines", "wrong", "crashes", "invalid")
+STATES = ("timed", "declines", "slow", "wrong", "crashes", "invalid")
+# What says nothing against a backend
+HARMLESS = ("declines", "slow")
 
 
 def benches(operation: str) -> Callable[[Any], Any]:
@@ -70,6 +74,11 @@ class Plugin:
         self.workloads = [offered[i] for i in chosen]
         self.ahead = Ahead()
         self.states: Counter[str] = Counter()
+        self.untimed: list[dict[str, str]] = []  # which workloads have no figure, and why
+        if option.benchmark_disable:
+            raise RunError("--benchmark-disable: then nothing is timed")
+        given = option.benchmark_json
+        self.json = place_to_write("--benchmark-json", given) if given else None
         self.compiling = self.timing = 0.0  # seconds
         self.config = config
 
@@ -131,32 +140,48 @@ class Plugin:
         def time(subject: Subject) -> None:
             said = _says(_backend, workload)
             if not said.claimed:
-                self.states["declines"] += 1
-                pytest.skip(f"declines: {said.reason}")
+                self._left(workload, _backend, Untimed("declines", said.reason))
+            print(f"\rtiming {workload.id}@{_backend.name}".ljust(100), end="", file=sys.stderr)
             self.ahead.hand(subject, contract_of(_backend, workload.case))
-            reason = ""
+            found: Untimed | None = None
             try:
                 self.stand.time(subject, _backend, benchmark, self.clocks[_backend.name])
                 self.states["timed"] += 1
             except Untimed as untimed:
-                self.states[untimed.state] += 1
-                reason = str(untimed)
-            if reason:
-                pytest.fail(f"{workload.id}: {reason}", pytrace=False)
+                found = untimed
+            if found:
+                self._left(workload, _backend, found)
 
         return time
 
+    def _left(self, workload: Workload, backend: Backend, untimed: Untimed) -> None:
+        """Account for a workload without a figure, and end its test."""
+        self.states[untimed.state] += 1
+        record = {"workload": workload.id, "backend": backend.name, "device": device_of(backend)}
+        self.untimed.append({**record, "state": untimed.state, "reason": untimed.why})
+        end = pytest.skip if untimed.state in HARMLESS else partial(pytest.fail, pytrace=False)
+        end(f"{workload.id}: {untimed}")
+
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_json(self, config: pytest.Config, benchmarks: Any, output_json: Any) -> None:
-        output_json["quantcts"] = {
+        output_json["quantcts"] = self._about()
+        compare(output_json["benchmarks"])
+
+    def _about(self) -> dict[str, Any]:
+        return {
             "environment": environment(self.backends.values(), self.absent),
             "limits": {device: limits.to_json() for device, limits in self.stand.limits.items()},
             "states": {state: self.states[state] for state in STATES},
+            "untimed": self.untimed,
             "seconds": {"compiling": round(self.compiling, 1), "timing": round(self.timing, 1)},
         }
-        compare(output_json["benchmarks"])
 
+    @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.json and self.untimed and not self.json.exists():
+            # pytest-benchmark writes nothing where nothing was timed.
+            document = {"machine_info": {}, "benchmarks": [], "quantcts": self._about()}
+            put(self.json, f"{json.dumps(document, indent=1)}\n".encode())
         code = ExitCode.AS_EXPECTED
         ours = self.states["wrong"] + self.states["crashes"] + self.states["invalid"]
         if session.testsfailed > ours:

@@ -20,16 +20,18 @@ from conformance.subject import as_in_production, describe
 
 # Seconds of timing, and at least so many rounds
 LONG, LEAST, MOST = 0.3, 10, 400
+# A call that takes longer is not timed: it is made twenty times, on a CPU that is minutes.
+SLOW = 5.0
 # Faster than the floor by more than this is no record: something was not done
 IMPOSSIBLE = 0.97
 
 
 class Untimed(Exception):
-    """There is no number, and why: `wrong`, `crashes`, `invalid`."""
+    """There is no number, and why: `declines`, `slow`, `wrong`, `crashes`, `invalid`."""
 
     def __init__(self, state: str, why: str) -> None:
         super().__init__(f"{state}: {why}")
-        self.state = state
+        self.state, self.why = state, why
 
 
 @dataclass
@@ -39,12 +41,14 @@ class Loaded:
     layer: str = ""
     backend: str = ""
     functions: list[Callable[..., Any]] = field(default_factory=list)
+    slow: int = 0  # tokens from which on a call takes too long; 0: none did
 
     def first(self, subject: Subject, backend: Backend) -> Callable[..., Any]:
         key = subject.workload.layer, backend.name
         if key != (self.layer, self.backend):
             self.functions.clear()  # before the next are there
             self.layer, self.backend = key
+            self.slow = 0
         if not self.functions:
             self.functions.append(subject.load(backend))
         return self.functions[0]
@@ -77,7 +81,12 @@ class Stand:
         limits = self.limits_of(device)
         floor = limits.floor(subject.moved, subject.operations, subject.workload.case.activation.kind)
         try:
-            info, rotation = self._timed(subject, backend, benchmark, clock, device)
+            try:
+                info, rotation = self._timed(subject, backend, benchmark, clock, device)
+            except Untimed:
+                raise
+            except Exception as error:
+                raise Untimed("crashes", describe(error)) from error
             seconds = benchmark.stats.stats.data
             median = statistics.median(seconds)
             plain = subject.plain(limits)
@@ -129,20 +138,26 @@ class Stand:
         return info, rotation
 
     def _rotation(self, subject: Subject, backend: Backend, device: str) -> Rotation:
-        try:
-            inputs = subject.inputs(0)
-            seconds = self._once(subject, backend, inputs, device) if device.startswith("cuda") else 0.0
-            count = copies(subject.moved, subject.held, seconds, device)
-            overwritten = kept_by_the_cache(count * subject.moved, device)
-            return Rotation(backend, self._loaded.of(subject, backend, count), inputs, overwritten)
-        except Exception as error:
-            raise Untimed("crashes", describe(error)) from error
+        inputs = subject.inputs(0)
+        seconds = self._once(subject, backend, inputs, device)
+        count = copies(subject.moved, subject.held, seconds, device)
+        overwritten = kept_by_the_cache(count * subject.moved, device)
+        return Rotation(backend, self._loaded.of(subject, backend, count), inputs, overwritten)
 
     def _once(self, subject: Subject, backend: Backend, inputs: Sequence[Array], device: str) -> float:
         """Seconds of one call that the host launches: a graph of it takes no more."""
         function = self._loaded.first(subject, backend)
+        tokens = subject.workload.case.m
+        if 0 < self._loaded.slow <= tokens:
+            raise Untimed("slow", f"with {self._loaded.slow} tokens a call took more than {SLOW:.0f} s")
         own = [to_backend(array, backend) for array in inputs]
-        return Clock(device).median(lambda: function(*own), 1)
+        clock = Clock(device)
+        first = clock.rounds(lambda: function(*own), 1)[0]  # compiles and tunes, on a GPU
+        seconds = clock.rounds(lambda: function(*own), 1)[0] if device.startswith("cuda") else first
+        if seconds > SLOW:
+            self._loaded.slow = tokens
+            raise Untimed("slow", f"a call takes {seconds:.1f} s, more than the {SLOW:.0f} of the stand")
+        return seconds
 
     def _verify(self, subject: Subject, backend: Backend, rotation: Rotation, seed: int, when: str) -> None:
         """The first answer by the oracle, the others by the first: they are of the same values."""

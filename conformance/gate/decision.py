@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from conformance.backend import known_backends
 from conformance.cases import all_cases
 from conformance.errors import RunError
 from conformance.exitcodes import ExitCode, worst
@@ -59,12 +60,14 @@ def gate(
     """Compare two reports on disk, and two benchmark files (baseline, current) where there are any."""
     before, now = read_baseline(baseline), read(current)
     ids = dict.fromkeys([*all_cases(), *(record["case"] for record in now["cases"])])
-    decision = decide(before, now, read_waivers(waivers, ids) if waivers else (), subset)
+    names = (*known_backends(), *(backend["name"] for backend in now["environment"]["backends"]))
+    decision = decide(before, now, read_waivers(waivers, ids, names) if waivers else (), subset)
     if bench is None:
         return decision
     old, new = (read_timings(path) for path in bench)
     changes = [*decision.changes, *compare_timings(old, new, limit)]
-    return Decision(changes, decision.notes, decision.verdicts, len(old.keys() & new.keys()))
+    times = sum(old[key].seconds is not None for key in old.keys() & new.keys())
+    return Decision(changes, decision.notes, decision.verdicts, times)
 
 
 def read_baseline(path: Path) -> dict[str, Any]:

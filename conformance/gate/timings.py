@@ -6,7 +6,10 @@ Of each benchmark's `extra_info` the gate reads, where they are there:
     device          where; of `cuda` the GPUs that `quantcts bench` notes; without it the CPU of `machine_info`
     noise           the relative difference of the same thing timed twice, 0.02 for 2 %; without it the interquartile
                     range over the median
+    graph           whether a CUDA graph held the calls, or the host launched them: what another process differs by
     invalid         why the number is none
+
+What `quantcts bench` asked and has no figure of (`quantcts/untimed`) is no longer timed, for the reason given there.
 
 A time is the median. One that is longer by more than the limit and by more than the noise, the larger of both files',
 is slower; shorter by as much, faster. What is beyond the limit and inside the noise is ambiguous: neither.
@@ -24,6 +27,7 @@ from typing import Any
 from conformance.errors import RunError
 from conformance.gate.changes import Change, Kind
 from conformance.gate.comparable import Key
+from conformance.noise import noise_of
 
 DEFAULT_LIMIT = 1.10
 
@@ -65,6 +69,12 @@ def read_timings(path: Path) -> dict[Key, Timing]:
         if key in found:
             raise RunError(f"{place}: {' '.join(key).strip()} was timed before in the same file")
         found[key] = _timing(place, record, extra, _device(document, _text(extra, "device")) or cpu)
+    untimed = _get(document, "quantcts").get("untimed")
+    for record in untimed if isinstance(untimed, list) else []:
+        workload, backend = _text(record, "workload"), _text(record, "backend")
+        why = f"{_text(record, 'state')}: {_text(record, 'reason')}"
+        device = _device(document, _text(record, "device")) or cpu
+        found.setdefault((backend, workload), Timing(device, None, 0.0, why))
     return found
 
 
@@ -85,8 +95,10 @@ def _timing(place: str, record: Mapping[str, Any], extra: Mapping[str, Any], dev
     if median <= 0:
         raise RunError(f"{place}: stats/median: {median} is no time")
     if "noise" in extra:
-        return Timing(device, median, _number(f"{place}: extra_info/noise", extra["noise"]))
-    return Timing(device, median, _number(f"{place}: stats/iqr", stats.get("iqr")) / median)
+        seen = _number(f"{place}: extra_info/noise", extra["noise"])
+    else:
+        seen = _number(f"{place}: stats/iqr", stats.get("iqr")) / median
+    return Timing(device, median, noise_of(extra, seen))
 
 
 def compare_timings(
@@ -102,7 +114,9 @@ def compare_timings(
         if key not in now and timing.seconds is not None
     ]
     changes += [
-        Change(Kind.NEW, *key, "", _shown(timing)) for key, timing in now.items() if key not in before
+        Change(Kind.NEW, *key, "", _shown(timing))
+        for key, timing in now.items()
+        if key not in before and timing.seconds is not None
     ]
     for key in common:
         changes += _compare(key, before[key], now[key], limit)

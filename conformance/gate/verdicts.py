@@ -63,10 +63,10 @@ def _waived(record: dict[str, Any], waivers: Sequence[Waiver]) -> dict[str, Any]
     waiver = next((w for w in waivers if w.covers(verdict)), None)
     if waiver is None or verdict.outcome is Outcome.WAIVED:
         return record
-    applied = waiver.apply(verdict)
-    if applied.outcome is Outcome.WAIVED:
-        return {**record, "outcome": _WAIVED, "detail": applied.detail}
-    return Change(Kind.WAIVER, verdict.backend, verdict.case, now=record["outcome"], detail=applied.detail)
+    if verdict.fails:
+        return {**record, "outcome": _WAIVED, "detail": waiver.waive(verdict).detail}
+    detail = waiver.outlived_by(verdict)
+    return Change(Kind.WAIVER, verdict.backend, verdict.case, now=record["outcome"], detail=detail)
 
 
 def _changed(key: Key, old: dict[str, Any] | None, new: dict[str, Any]) -> Iterator[Change]:
