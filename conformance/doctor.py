@@ -14,14 +14,13 @@ from rich.table import Table
 
 from conformance.backend import cuda_backends, known_backends
 from conformance.errors import EnvironmentMissing, RunError
-from conformance.installed import installed
+from conformance.installed import installed, own_version
 from conformance.isolation.supervisor import Place, Supervisor
 from conformance.report.document import gpus
 from conformance.report.terminal import console_on
 from conformance.roster import NO_GPU, gpu_count
 
 _PACKAGES = (
-    "quantcts",
     "numpy",
     "torch",
     "triton",
@@ -39,7 +38,8 @@ def examine(file: IO[str]) -> int:
     Each backend is loaded in a process of its own, so that one that dies of it is only absent.
     """
     console = console_on(file)
-    versions = ", ".join(f"{name} {installed(name) or 'absent'}" for name in _PACKAGES)
+    others = ", ".join(f"{name} {installed(name) or 'absent'}" for name in _PACKAGES)
+    versions = f"quantcts {own_version() or 'of unknown version'}, {others}"
     console.print(f"Python {platform.python_version()}; {versions}", soft_wrap=True)
     console.print(f"GPU: {'; '.join(gpus()) or 'none that nvidia-smi knows'}", soft_wrap=True)
     console.print("; ".join(f"{tool}: {_tool(tool, pattern)}" for tool, pattern in _TOOLS), soft_wrap=True)

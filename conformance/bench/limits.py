@@ -30,7 +30,7 @@ class Limits:
     device: str
     bandwidth: float
     rates: dict[str, float]
-    _plain: dict[tuple[int, int, int], float] = field(default_factory=dict)
+    _plain: dict[tuple[int, int, int, int], float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, device: str) -> Limits:
@@ -41,21 +41,24 @@ class Limits:
         rate = self.rates.get(kind, max(self.rates.values()))
         return max(moved / self.bandwidth, operations / rate)
 
-    def plain(self, m: int, n: int, k: int) -> float:
-        """Seconds of a bf16 product of the same sizes on memory that no cache holds."""
+    def plain(self, m: int, n: int, k: int, matrices: int = 1) -> float:
+        """Seconds of a bf16 product of the same sizes on memory that no cache holds, or of one for each of several
+        matrices."""
         import torch
 
-        if (m, n, k) not in self._plain:
-            count = copies(2 * n * k, 2 * n * k, 0.0, self.device)
-            x = _normal(self.device, m, k)
-            weights = [_normal(self.device, n, k) for _ in range(count)]
+        key = m, n, k, matrices
+        if key not in self._plain:
+            size = 2 * n * k * matrices
+            count = copies(size, size, 0.0, self.device)
+            x = _normal(self.device, matrices, m, k)
+            weights = [_normal(self.device, matrices, n, k) for _ in range(count)]
 
             def run() -> None:
                 for weight in weights:
-                    torch.mm(x, weight.T)
+                    torch.bmm(x, weight.mT) if matrices > 1 else torch.mm(x[0], weight[0].T)
 
-            self._plain[m, n, k] = statistics.median(_times(self.device, _replayed(self.device, run), count))
-        return self._plain[m, n, k]
+            self._plain[key] = statistics.median(_times(self.device, _replayed(self.device, run), count))
+        return self._plain[key]
 
     def to_json(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if not name.startswith("_")}

@@ -30,6 +30,8 @@ from reference.bounds import Contract, Expected
 from reference.rounding import E4M3, float_format
 
 Array = npt.NDArray[Any]
+
+_PLAIN_BYTES = 8 << 30  # of 16-bit matrices that a layer is compared with
 L = TypeVar("L", Checkpoint, MoeCheckpoint)
 
 
@@ -143,19 +145,27 @@ class ExpertsSubject(_OfWorkload):
         return _bytes_of(self.layer.checkpoint)
 
     @cached_property
+    def _met(self) -> int:
+        """How many experts the tokens meet."""
+        return len(np.unique(self.call(0).ids))
+
+    @property
     def moved(self) -> int:
         """Of the experts that the tokens meet."""
-        met = len(np.unique(self.call(0).ids)) / self.case.experts
-        return int(self.held * met) + 4 * self.case.m * self.case.k
+        return self.held * self._met // self.case.experts + 4 * self.case.m * self.case.k
 
     @property
     def operations(self) -> int:
         return 2 * self.case.m * self.case.top_k * 3 * self.case.n * self.case.k
 
     def plain(self, limits: Limits) -> float:
-        """Dense products of all slots with one pair of matrices."""
-        case, slots = self.case, self.case.m * self.case.top_k
-        return limits.plain(slots, 2 * case.n, case.k) + limits.plain(slots, case.k, case.n)
+        """Products of the slots, evenly spread, with the matrices of the experts that they meet; on a CPU none is
+        taken, nor where those matrices have more than a few GiB."""
+        case, slots, met = self.case, self.case.m * self.case.top_k, self._met
+        if limits.device == "cpu" or met * 4 * case.n * case.k > _PLAIN_BYTES:
+            return 0.0
+        each = -(-slots // met)
+        return limits.plain(each, 2 * case.n, case.k, met) + limits.plain(each, case.k, case.n, met)
 
 
 class QuantizerSubject(_OfWorkload):

@@ -40,7 +40,8 @@ class Account:
 
 
 def accounts(verdicts: Iterable[Verdict]) -> list[Account]:
-    """One for each backend, by name. largest: the largest error of a judged case as a fraction of what is allowed."""
+    """One for each backend, by name. largest: the largest error of a judged case as a fraction of what is allowed,
+    infinite where a wrong answer has nothing that would be allowed."""
     by_backend: dict[str, list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
         by_backend[verdict.backend].append(verdict)
@@ -56,11 +57,18 @@ def _account(name: str, own: list[Verdict]) -> Account:
         name,
         Cell.of(own),
         {operation: Cell.of(some) for operation, some in by_operation.items()},
-        max((v.worst for v in own if v.worst is not None), default=None),
+        max((error for v in own if (error := error_of(v)) is not None), default=None),
         median(widths) if widths else 0.0,
         sum(v.elements for v in own),
         sum(v.backend_seconds for v in own),
     )
+
+
+def error_of(verdict: Verdict) -> float | None:
+    """The error as a fraction of what is allowed, infinite of a wrong answer that has to be exact; None where nothing
+    was compared."""
+    exact = verdict.outcome is Outcome.DIVERGES and verdict.worst is None
+    return float("inf") if exact else verdict.worst
 
 
 def headline(document: Mapping[str, Any]) -> str:

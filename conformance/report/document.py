@@ -28,7 +28,7 @@ from conformance.backend import Backend, contract_of, device_of, libraries_of, n
 from conformance.cases import all_cases
 from conformance.errors import RunError
 from conformance.exitcodes import ExitCode
-from conformance.installed import installed
+from conformance.installed import installed, own_version
 from conformance.isolation.remote import RemoteBackend
 from conformance.ledger import Ledger
 from conformance.report.findings import findings
@@ -52,13 +52,14 @@ def schema() -> dict[str, Any]:
 def environment(backends: Iterable[Backend], absent: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Versions, machine, and what each backend says of itself. absent: backend -> why it is not there."""
     backends = list(backends)
-    packages = ("quantcts", "numpy", "ml_dtypes", "pytest", "torch", "compressed-tensors", "humming-kernels")
+    packages = ("numpy", "ml_dtypes", "pytest", "torch", "compressed-tensors", "humming-kernels")
+    versions = {"quantcts": own_version(), **{name: installed(name) for name in packages}}
     return {
         "python": platform.python_version(),
         "platform": platform.system(),
         "processor": platform.machine(),
         "specification": SPECIFICATION_VERSION,
-        "packages": {name: found for name in packages if (found := installed(name))},
+        "packages": {name: version for name, version in versions.items() if version},
         "backends": [
             {
                 "name": backend.name,

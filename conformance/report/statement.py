@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
@@ -19,7 +20,7 @@ import jsonschema
 
 from conformance.cases import all_cases
 from conformance.errors import RunError
-from conformance.report.account import headline
+from conformance.report.account import error_of, headline
 from conformance.report.document import content_of, put, read, verdicts_of
 from conformance.report.matrix import enumerated
 from conformance.report.page import render
@@ -142,12 +143,17 @@ def _verdict(verdicts: Sequence[Verdict]) -> str:
 
 
 def _largest(verdicts: Sequence[Verdict]) -> dict[str, Any] | None:
-    """As a fraction of the bound, over what was judged; None where every compared answer was exact by nature."""
-    compared = [v for v in verdicts if v.worst is not None]
-    if not compared:
+    """As a fraction of the bound, over what was judged; without a number where an answer that has to be exact is wrong.
+    None where every compared answer was exact by nature."""
+    errors = [(error, v.case) for v in verdicts if (error := error_of(v)) is not None]
+    if not errors:
         return None
-    worst = max(compared, key=lambda v: v.worst or 0.0)
-    return {"fraction_of_bound": worst.worst, "case": worst.case}
+    error, case = max(errors, key=lambda pair: pair[0])
+    return {"fraction_of_bound": _finite(error), "case": case}
+
+
+def _finite(error: float | None) -> float | None:
+    return None if error is None or math.isinf(error) else error
 
 
 def _cells(verdicts: Sequence[Verdict]) -> dict[str, Any]:
@@ -162,7 +168,7 @@ def _cells(verdicts: Sequence[Verdict]) -> dict[str, Any]:
             declined.append(cell)
             continue
         counts = {name: count for name, count in _counts(own).items() if count}
-        worst = max((v.worst for v in own if v.worst is not None), default=None)
+        worst = _finite(max((e for v in own if (e := error_of(v)) is not None), default=None))
         claimed.append({"cell": cell, "verdict": _verdict(own), "counts": counts, "worst": worst})
     return {"claimed": claimed, "declined": declined}
 
