@@ -235,6 +235,12 @@ def load_backend(spec: str) -> Backend:
     return _checked(spec, found)
 
 
+def from_anywhere(spec: str) -> str:
+    """The spec, with the whole path where it names a file of the folder that it was given in."""
+    place, _, attribute = spec.rpartition(":")
+    return f"{Path(place).resolve()}:{attribute}" if place.endswith(".py") else spec
+
+
 def _import(spec: str, place: str) -> Any:
     try:
         if not place.endswith(".py"):

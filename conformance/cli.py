@@ -176,9 +176,9 @@ def gate(
         raise RunError(f"--max-slowdown {max_slowdown}: give a ratio of 1 or more, such as 1.10")
     bench = (baseline_bench, current_bench) if baseline_bench and current_bench else None
     decision = decide(baseline, current, waivers, bench, max_slowdown, subset)
+    print(text_of(decision))
     if markdown is not None:
         put(markdown, markdown_of(decision).encode())
-    print(text_of(decision))
     raise SystemExit(decision.exit_code)
 
 

@@ -1,11 +1,13 @@
 """Bundles: each failure leaves one, a right backend passes it, the wrong one fails again; smaller cases are found."""
 
+import hashlib
 import json
 import os
 import pickle
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -189,13 +191,22 @@ def _open(case):
     return any(h.flips for h in expected.hypotheses.values())
 
 
+@contextmanager
+def changed(folder, name):
+    """Other tensors in a bundle, as if it had been written with them."""
+    path, document = folder / name, json.loads((folder / "bundle.json").read_text())
+    tensors = {role: array.copy() for role, array in decode(path.read_bytes(), "x").items()}
+    yield tensors
+    path.write_bytes(encode(tensors))
+    document["sha256"][name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    (folder / "bundle.json").write_text(json.dumps(document))
+
+
 def test_what_is_right_comes_from_the_tensors(tmp_path):
     """Another expectation in the file, another verdict: no oracle is asked."""
     bundle = bundled(tmp_path, first("linear/w4-g128-asym/a16/bf16/*/integers-0"), Off())
-    path = bundle.path / "expected.safetensors"
-    tensors = {name: array.copy() for name, array in decode(path.read_bytes(), "x").items()}
-    tensors["y"].flat[5] += 64
-    path.write_bytes(encode(tensors))
+    with changed(bundle.path, "expected.safetensors") as tensors:
+        tensors["y"].flat[5] += 64
     assert again(open_bundle(bundle.path), NumpyBackend()).outcome is Outcome.DIVERGES
 
 
@@ -213,10 +224,8 @@ def test_a_backend_of_another_promise_is_judged_under_its_own(tmp_path):
 @pytest.mark.parametrize("query", ["linear/w4-g32-asym/a16/fp16/*-bias/random-0", FROM_THE_RECIPE[0]])
 def test_other_inputs_than_those_of_the_recipe_are_not_judged_by_it(tmp_path, query):
     bundle = bundled(tmp_path, first(query), Off())
-    path = bundle.path / "inputs.safetensors"
-    tensors = {name: array.copy() for name, array in decode(path.read_bytes(), "x").items()}
-    next(array for name, array in tensors.items() if name.endswith("x0")).flat[0] += 1
-    path.write_bytes(encode(tensors))
+    with changed(bundle.path, "inputs.safetensors") as tensors:
+        next(array for name, array in tensors.items() if name.endswith("x0")).flat[0] += 1
     with pytest.raises(BundleError, match="makes other data of the case"):
         source_of(open_bundle(bundle.path), Contract(partial_sums=4))
 
@@ -248,9 +257,19 @@ def put(name, content):
 
 def roles(name, change):
     def edit(folder):
-        tensors = dict(decode((folder / name).read_bytes(), name))
-        change(tensors)
-        (folder / name).write_bytes(encode(tensors))
+        with changed(folder, name) as tensors:
+            change(tensors)
+
+    return edit
+
+
+def flipped(name):
+    """The last byte of the last tensor."""
+
+    def edit(folder):
+        content = bytearray((folder / name).read_bytes())
+        content[-1] ^= 1
+        (folder / name).write_bytes(content)
 
     return edit
 
@@ -294,7 +313,9 @@ MALFORMED = {
         lambda f: (f / "inputs.safetensors").write_bytes((f / "inputs.safetensors").read_bytes()[:-9]),
         "inputs.safetensors",
     ),
-    "no inputs": (lambda f: (f / "inputs.safetensors").unlink(), "weight_packed' is missing"),
+    "no inputs": (lambda f: (f / "inputs.safetensors").unlink(), "inputs.safetensors: No such file"),
+    "inputs that it does not know": (edited("bundle.json", lambda d: d["sha256"].clear()), "sha256"),
+    "a flipped bit": (flipped("expected.safetensors"), "expected.safetensors: it is not what the bundle"),
     "a tensor too few": (roles("inputs.safetensors", lambda t: t.pop("weight_scale")), "weight_scale"),
     "a tensor too many": (roles("inputs.safetensors", lambda t: t.update(more=t["x0"])), "more"),
     "another shape": (roles("inputs.safetensors", lambda t: t.update(x0=t["x0"][:, :-1])), "x0"),

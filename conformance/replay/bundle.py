@@ -1,6 +1,7 @@
 """A bundle: a folder with a failing case, what it was asked, what was right, what came back.
 
-    bundle.json             the case, the backend and its promise, the verdict, from what it is judged
+    bundle.json             the case, the backend and its promise, the verdict, from what it is judged, and the
+                            SHA-256 of each of the tensor files
     environment.json        versions, device, libraries
     inputs.safetensors      what the backend was given, by the roles of docs/vectors.md
     control.safetensors     of bad data: the same without the defect
@@ -14,6 +15,7 @@ Nothing of it is executed when it is read, and everything is checked before it i
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -83,22 +85,25 @@ class Bundle:
 
 def write_bundle(folder: Path, bundle: Bundle, environment: Mapping[str, Any], script: str) -> None:
     """Write beside, then rename: a bundle is whole or absent. One that is there already is replaced."""
+    parts = {
+        "inputs": bundle.inputs,
+        "control": bundle.control,
+        "expected": _joined(bundle.expected),
+        "actual": bundle.actual,
+    }
+    tensors = {f"{name}.safetensors": encode(arrays) for name, arrays in parts.items() if arrays}
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in tensors.items()}
     files = {
-        DOCUMENT: _text(_document(bundle)),
+        DOCUMENT: _text({**_document(bundle), "sha256": digests}),
         ENVIRONMENT: _text(environment),
         SCRIPT: script.encode(),
-        "inputs.safetensors": encode(bundle.inputs),
-        "control.safetensors": encode(bundle.control),
-        "expected.safetensors": encode(_joined(bundle.expected)),
-        "actual.safetensors": encode(bundle.actual),
+        **tensors,
     }
     beside = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
     try:
         for name, content in files.items():
-            if name.endswith(".safetensors") and len(content) <= len(encode({})):
-                continue
             (beside / name).write_bytes(content)
         if folder.exists():
             shutil.rmtree(folder)
@@ -170,8 +175,10 @@ def open_bundle(folder: Path) -> Bundle:
     entries = document.get("expected")
     if not isinstance(entries, list):
         raise BundleError(f"{place}: expected: it is missing, or no list; {_AGAIN}")
+    digests = _object(place, "sha256", document.get("sha256"))
     parts = {
-        name: _tensors(folder / f"{name}.safetensors") for name in ("inputs", "control", "expected", "actual")
+        name: _tensors(folder / f"{name}.safetensors", digests.get(f"{name}.safetensors"))
+        for name in ("inputs", "control", "expected", "actual")
     }
     return Bundle(
         case,
@@ -204,14 +211,18 @@ def _json(place: Path) -> Any:
         raise BundleError(f"{place}: it is not strict JSON: {str(error)[:200]}; {_AGAIN}") from error
 
 
-def _tensors(path: Path) -> Tensors:
-    """None at all where there is no file."""
+def _tensors(path: Path, digest: Any) -> Tensors:
+    """None at all where there is no file, and there need be none. digest: what bundle.json says of it."""
     try:
-        if not path.exists():
+        if not path.exists() and digest is None:
             return {}
         if path.stat().st_size > MOST_BYTES:
             raise BundleError(f"{path}: more than {MOST_BYTES} bytes: it is no bundle's; {_AGAIN}")
-        return decode(path.read_bytes(), str(path))
+        content = path.read_bytes()
+        found = decode(content, str(path))
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise BundleError(f"{path}: it is not what the bundle was written with (sha256); {_AGAIN}")
+        return found
     except OSError as error:
         raise BundleError(f"{path}: {error.strerror}; {_AGAIN}") from error
     except VectorError as error:

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from conformance.backend import Backend
+from conformance.backend import Backend, from_anywhere
 from conformance.cases import all_cases
 from conformance.errors import RunError
 from conformance.isolation.remote import RemoteBackend, RemoteSubject
@@ -104,7 +104,7 @@ class Keeping:
     def _write(self, place: Path, judge: Judge) -> None:
         subject, verdict = judge.subject, judge.verdict
         assert verdict is not None
-        spec = self.specs[verdict.backend]
+        spec = from_anywhere(self.specs[verdict.backend])
         if verdict.backend not in self._environments:
             self._environments[verdict.backend] = environment([subject.backend])
         bundle = taken(subject.case, verdict, spec, subject.contract, judge.answer, judge.step)
