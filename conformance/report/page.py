@@ -13,6 +13,7 @@ import gzip
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -77,7 +78,12 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.globals.update(
-        style=_source("style.css"), signs=SIGNS, meanings=MEANINGS, outcomes=list(SIGNS), failing=FAILING
+        style=_source("style.css"),
+        signs=SIGNS,
+        meanings=MEANINGS,
+        outcomes=list(SIGNS),
+        failing=FAILING,
+        infinity=inf,
     )
     return environment.get_template(template).render(**values)
 
