@@ -20,8 +20,8 @@ from conformance.subject import as_in_production, describe
 
 # Seconds of timing, and at least so many rounds
 LONG, LEAST, MOST = 0.3, 10, 400
-# A call that takes longer is not timed: it is made twenty times, on a CPU that is minutes.
-SLOW = 5.0
+# A call that takes longer is not timed: it is made forty times, on a CPU that is minutes.
+SLOW = 2.0
 # Faster than the floor by more than this is no record: something was not done
 IMPOSSIBLE = 0.97
 

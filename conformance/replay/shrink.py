@@ -77,16 +77,18 @@ def _judged(subject: Subject) -> Judge | None:
 
 
 def candidates(case: Case) -> Iterator[Case]:
-    """The cases with one size smaller, the largest steps first."""
+    """The cases with one size smaller, or with rows and columns alike where there are as many, as of an identity; the
+    largest steps first."""
     if case.operation in _AS_IT_IS or case.on_request:
         return
-    for name in _FIELDS:
-        size, step = getattr(case, name), _step(case, name)
+    together = [("k", "m")] if case.m == case.k else []
+    for names in (*together, *((name,) for name in _FIELDS)):
+        size, step = getattr(case, names[0]), _step(case, names[0])
         if size <= step or size % step:
             continue
         doubled = [step << power for power in range(size.bit_length()) if step << power < size]
         for value in dict.fromkeys([*doubled, size - step]):
-            smaller = _with(case, name, value)
+            smaller = _with(case, dict.fromkeys(names, value))
             if smaller is not None:
                 yield smaller
 
@@ -103,9 +105,8 @@ def _step(case: Case, name: str) -> int:
     return 1
 
 
-def _with(case: Case, name: str, value: int) -> Case | None:
-    """The case with another size, None where its router cannot have it."""
-    changed: dict[str, Any] = {name: value}
+def _with(case: Case, changed: dict[str, Any]) -> Case | None:
+    """The case with other sizes, None where its router cannot have them."""
     smaller = replace(case, **changed, quick=False)
     if smaller.top_k > smaller.experts and case.top_k:
         return None
