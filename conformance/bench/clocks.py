@@ -73,19 +73,17 @@ def do_bench(run: Callable[[], Any]) -> float:
 
 
 def gpu_state() -> dict[str, str]:
-    """Clocks, temperature and power of torch's GPU now, as the driver's own tool says; empty without one."""
+    """Clocks, temperature and power of torch's GPU now, as the driver's own tool says, of the first one where torch does
+    not tell which it is; empty without one."""
     import torch
 
     uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
     fields = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw")
-    command = [
-        "nvidia-smi",
-        f"--id={f'GPU-{uuid}' if uuid else 0}",
-        f"--query-gpu={','.join(fields)}",
-        "--format=csv,noheader",
-    ]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    return dict(zip(fields, (value.strip() for value in done.stdout.split(",")), strict=False))
+    for which in (f"GPU-{uuid}", "0"):
+        command = ["nvidia-smi", f"--id={which}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+        except (OSError, subprocess.SubprocessError):
+            continue
+        return dict(zip(fields, (value.strip() for value in done.stdout.split(",")), strict=False))
+    return {}
