@@ -142,7 +142,7 @@ class CompressedTensorsBackend:
             if "weight_zero_point" not in stacks or shape[0] * bits % 32 == 0:
                 tall = {n: t.flatten(0, 1) for n, t in stacks.items()}
                 tall["weight_shape"] = torch.tensor((experts * shape[0], shape[1]))
-                found.append(self._matrix(tall, checkpoint.weights).view(experts, *shape))
+                found.append(self._matrix(tall, checkpoint.weights).reshape(experts, *shape))
             else:
                 each = ({n: t[e] for n, t in stacks.items()} for e in range(experts))
                 one = {"weight_shape": torch.tensor(shape)}

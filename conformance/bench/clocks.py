@@ -73,8 +73,8 @@ def do_bench(run: Callable[[], Any]) -> float:
 
 
 def gpu_state() -> dict[str, str]:
-    """Clocks, temperature and power of torch's GPU now, as the driver's own tool says, of the first one where torch does
-    not tell which it is; empty without one."""
+    """Clocks, temperature and power of torch's GPU now, as the driver's own tool says, or of the first one where torch
+    does not tell which it is; empty without one."""
     import torch
 
     uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
