@@ -78,8 +78,9 @@ class Subject:
         self.case = case
         self.spec = spec
         self._keep = keep
-        # Calls once more what was called last; a layer that was loaded for it is not loaded again.
-        self.repeat: Callable[[], object] = list
+        # Calls once more what was called last, where that is of any use; a layer that was loaded for it is not loaded
+        # again.
+        self.repeat: Callable[[], object] | None = None
         self._support: Support | None = None
 
     @property
@@ -168,7 +169,7 @@ class Subject:
             def call() -> list[Any]:
                 return [layer(self._hand(x)) for x in batches]
 
-            self._remember(call)
+            self.remember(call)
             return call()
 
         return _joined(self._ask(run, wanted))
@@ -210,7 +211,7 @@ class Subject:
             def call() -> list[Any]:
                 return [layer(*(self._hand(array) for array in arrays)) for arrays in calls]
 
-            self._remember(call)
+            self.remember(call)
             return call()
 
         return _joined(self._ask(run, wanted))
@@ -259,6 +260,7 @@ class Subject:
         found: list[Observed | Answer] = []
 
         def run(backend: Any) -> list[Any]:
+            self.repeat = None  # of a check only the calls of its layer, which `loaded` remembers
             found.append(check(self, questions))
             return []
 
@@ -272,7 +274,7 @@ class Subject:
             return Answer(wrong="; ".join(seen.faults), seconds=answer.seconds, observed=seen)
         return replace(answer, arrays=tuple(output.array for output in seen.outputs), observed=seen)
 
-    def _remember(self, call: Callable[[], object]) -> None:
+    def remember(self, call: Callable[[], object]) -> None:
         if self._keep:
             self.repeat = call
 
@@ -294,7 +296,7 @@ class Subject:
         except Exception:
             return None  # the judge asks again and makes a verdict of it
         start = time.perf_counter()
-        self._remember(lambda: call(self.backend))
+        self.remember(lambda: call(self.backend))
         try:
             for shape, dtype in wanted:
                 poison(int(np.prod(shape)) * dtype.itemsize, self.backend)

@@ -24,8 +24,9 @@ from conformance.conduct.guards import BAND, Guards, build, sentence
 from conformance.conduct.needs import ON_CUDA
 from conformance.conduct.observed import Question
 from conformance.conduct.problems import ConductGoal, conduct_problems, goal_of, question_of
-from conformance.direct import judged
+from conformance.direct import ask, judged
 from conformance.query import offered, select
+from conformance.sources import Computed
 from conformance.subject import Subject
 from conformance.verdict import Outcome
 
@@ -165,6 +166,17 @@ def test_compressed_tensors_conforms(case):
     verdict = judged(CompressedTensorsBackend(), case)
     assert verdict.outcome is Outcome.CONFORMS, verdict.detail
     assert verdict.elements > 0
+
+
+@pytest.mark.parametrize("recipe", ["repeat", "alternating", "batch"])
+def test_the_calls_of_a_check_can_be_made_once_more(recipe):
+    """For the kernels that they launch; of the whole check that would be more than its layer's."""
+    case = next(c for c in CASES if c.recipe == recipe and not c.experts)
+    subject = Subject(NumpyBackend(), case, keep=True)
+    assert ask(subject, Computed()).verdict.outcome is Outcome.CONFORMS
+    (question, *_) = [question_of(problem) for problem in conduct_problems(case)]
+    again = subject.repeat()
+    assert {y.shape[1] for y in again} == {int(question.checkpoint.tensors["weight_shape"][0])}
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.recipe in ON_CUDA][::7], ids=lambda c: c.id)

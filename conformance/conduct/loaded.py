@@ -43,6 +43,7 @@ class Loaded:
         self.dtype = float_format(checkpoint.dtype).dtype
         self.handed: Checkpoint | MoeCheckpoint = handed_layer(checkpoint, self._handed)
         self.layer: Callable[..., Any] = load(self.handed)
+        subject.remember(lambda: [self.layer(*self.hand(call)) for call in self.calls])
 
     def hand(self, call: Call) -> Inputs:
         """Fresh copies, in the backend's own kind and on its device."""

@@ -190,9 +190,9 @@ class _Host:
             if answer.crash is None:
                 answer = Answer(crash=f"after it had answered, the device failed: {failure}")
             return answer, self._usable()
-        if answer.observed is not None:
-            return answer, not answer.observed.spent
-        if self._profiled and answer.arrays is not None:
+        if answer.observed is not None and answer.observed.spent:
+            return answer, False
+        if self._profiled and answer.arrays is not None and subject.repeat is not None:
             kernels = launched(subject.repeat)
             # A call that was recorded to its end has been waited for.
             return replace(answer, kernels=kernels), kernels is not None or self._usable()
