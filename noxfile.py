@@ -139,10 +139,9 @@ def mutants_cuda(session: nox.Session) -> None:
     """Our own kernels with one fault compiled in, through the suites on a GPU."""
     install(session, ".[torch,cuda]")
     os.makedirs("reports", exist_ok=True)
-    # --no-venv installs nothing
-    here = os.pathsep.join((os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])))
-    words = ("tools/kill_cuda.py", "--report", "reports/mutants-cuda.json", *session.posargs)
-    session.run("python", *words, env={"PYTHONPATH": here})
+    # As a module it finds the project where --no-venv has installed nothing.
+    words = ("-m", "tools.kill_cuda", "--report", "reports/mutants-cuda.json", *session.posargs)
+    session.run("python", *words)
 
 
 @nox.session

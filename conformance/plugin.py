@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from conformance.backend import Backend, known_backends
+from conformance.backend import Backend
 from conformance.cases import Case, all_cases
 from conformance.cases.conduct import DEADLY, SLOW
 from conformance.errors import RunError
@@ -270,8 +270,7 @@ class Keeper:
         self.ledger = Ledger()
         self.started = time.monotonic()
         path = config.option.waivers
-        names = (*known_backends(), *plugin.backends)
-        self.waivers = read_waivers(Path(path), all_cases(), names) if path else []
+        self.waivers = read_waivers(Path(path), all_cases(), plugin.backends) if path else []
         found = environment(plugin.backends.values(), plugin.roster.absent)
         self.vectors, self.unheld = plugin.vectors, plugin.unheld
         chosen = selection(config)
@@ -410,8 +409,10 @@ class Keeper:
 
     def _waived(self, verdict: Verdict) -> Verdict:
         waiver = next((w for w in self.waivers if w.covers(verdict)), None)
-        if waiver is None or verdict.fails:
-            return waiver.waive(verdict) if waiver else verdict
+        if waiver is None:
+            return verdict
+        if verdict.fails:
+            return waiver.waive(verdict)
         self.ledger.faults.append(f"{verdict.backend} {verdict.case}: {waiver.outlived_by(verdict)}")
         return verdict
 

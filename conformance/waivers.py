@@ -23,6 +23,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from conformance.backend import known_backends
 from conformance.errors import RunError
 from conformance.query import matcher, select
 from conformance.verdict import Outcome, Verdict
@@ -54,8 +55,8 @@ class Waiver:
 def read_waivers(
     path: Path, case_ids: Iterable[str], backends: Iterable[str], today: datetime.date | None = None
 ) -> list[Waiver]:
-    """The waivers of a file. backends: the names that there are. Raises RunError naming the file, the waiver and the
-    field."""
+    """The waivers of a file. backends: names that there are besides those of the known adapters. Raises RunError naming
+    the file, the waiver and the field."""
     try:
         document = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -65,7 +66,7 @@ def read_waivers(
     tables = document.get("waiver", [])
     if set(document) - {"waiver"} or not isinstance(tables, list):
         raise RunError(f"{path}: it holds something else than [[waiver]] tables")
-    ids, names = list(case_ids), list(dict.fromkeys(backends))
+    ids, names = list(case_ids), sorted({*known_backends(), *backends})
     return [
         _read(f"{path}: waiver {i + 1}", table, ids, names, today or datetime.date.today())
         for i, table in enumerate(tables)
@@ -88,7 +89,7 @@ def _read(
     if waiver.query.startswith("!"):
         raise RunError(f"{place}: query: a waiver names what it waives; {waiver.query!r} names the rest")
     if not any(fnmatch(name, waiver.backend) for name in backends):
-        raise RunError(f"{place}: backend: {waiver.backend!r} matches none of {', '.join(sorted(backends))}")
+        raise RunError(f"{place}: backend: {waiver.backend!r} matches none of {', '.join(backends)}")
     try:
         select(ids, [waiver.query])
     except RunError as error:

@@ -140,18 +140,18 @@ class HummingExperts:
         left to the case, and so is what was compiled before: the library's cache has it."""
         noted = Noted(self.humming.cache, *self.humming.identity())
         layers: dict[tuple[Layer, bool], dict[tuple[int, int], str]] = {}
-        inputs: dict[tuple[Any, int], str] = {}
+        inputs: dict[str, tuple[Any, int, str]] = {}
         for case in cases:
             for layer, low, call in self._calls(case):
                 if (line := repr((layer, low, call))) not in noted:
                     layers.setdefault((layer, low), {})[call] = line
             with suppress(Exception):  # what no quantizer is made for
-                inputs |= {(problem, case.m): case.cell for problem in self._quantizers(case)}
+                for problem in self._quantizers(case):
+                    if (line := repr((problem, case.m))) not in noted:
+                        inputs[line] = problem, case.m, case.cell
         with ThreadPoolExecutor(workers) as pool:
             started = [pool.submit(self._compile, *key, own) for key, own in layers.items()]
-            for (problem, rows), what in inputs.items():
-                if (line := repr((problem, rows))) not in noted:
-                    started.append(pool.submit(self._cover, problem, rows, what, line))
+            started += [pool.submit(self._cover, *own, line) for line, own in inputs.items()]
             for done in as_completed(started):
                 said, settled = done.result()
                 noted.add(*settled)
@@ -180,7 +180,7 @@ class HummingExperts:
         settled: list[str] = []
         for call, line in sorted(calls.items()):
             try:
-                lines, own = list(matrix.compile([call])), [line]
+                lines, own = [matrix.compile(*call)], [line]
             except Exception as error:
                 lines, own = _left(what, error, line)
             said |= dict.fromkeys(lines)

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -229,21 +229,15 @@ class Matrix:
         )
         return outputs
 
-    def compile(self, calls: Iterable[tuple[int, int]]) -> Iterator[str]:
-        """calls: M and rows of each. A line for each kernel."""
-        chosen = {}
-        for m, rows in sorted(calls):
-            if self._quantizer is not None:
-                self.humming.cover(self._quantizer, m)
-            tuning = self.tuning(rows)
-            chosen[json.dumps(tuning)] = tuning
-        for text, tuning in chosen.items():
-            self.humming.gemm.prepare_kernels(
-                self.config.to_str(), self._compute, text, self.humming.device.index
-            )
-            layer, tile = self.layer, "x".join(map(str, tuning["block_shape"]))
-            types = f"{self.config.b_dtype} by {self.config.a_dtype}"
-            yield f"{types}, {layer.gemm} {layer.n}x{layer.k}, {tuning['mma_type']} {tile}"
+    def compile(self, m: int, rows: int) -> str:
+        """The kernel of a call; what it is. The library compiles none twice."""
+        if self._quantizer is not None:
+            self.humming.cover(self._quantizer, m)
+        tuning, device = self.tuning(rows), self.humming.device.index
+        self.humming.gemm.prepare_kernels(self.config.to_str(), self._compute, json.dumps(tuning), device)
+        layer, tile = self.layer, "x".join(map(str, tuning["block_shape"]))
+        types = f"{self.config.b_dtype} by {self.config.a_dtype}"
+        return f"{types}, {layer.gemm} {layer.n}x{layer.k}, {tuning['mma_type']} {tile}"
 
 
 def slices(config: Any, tuning: Mapping[str, Any], tiles: int, processors: int) -> int:

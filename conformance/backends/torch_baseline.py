@@ -76,7 +76,7 @@ class TorchBackend:
         return _each(unsigned, lambda matrix: packed(matrix, bits, axis % 2))
 
     def unpack(self, words: torch.Tensor, bits: int, size: int, axis: int) -> torch.Tensor:
-        return _each(words, lambda matrix: unpacked(matrix, bits, size, axis % 2))
+        return unpacked(words, bits, size, axis % 2)
 
     def dequantize(self, checkpoint: Checkpoint) -> torch.Tensor:
         weight = weight_of(checkpoint, act_order=True)

@@ -99,10 +99,8 @@ def _noted(backend: Warmed, factory: Callable[[], Warmed]) -> Noted:
     cache = os.environ.get("TRITON_CACHE_DIR") or Path(
         os.environ.get("TRITON_HOME") or Path.home(), ".triton", "cache"
     )
-    name, own = (
-        f"{factory.__module__}:{factory.__qualname__}",
-        inspect.getsource(sys.modules[factory.__module__]),
-    )
+    module = factory.__module__
+    name, own = f"{module}:{factory.__qualname__}", inspect.getsource(sys.modules[module])
     device = torch.cuda.get_device_name() if backend.device == "cuda" else backend.device
     libraries = (f"{library} {installed(library)}" for library in backend.libraries)
     return Noted(Path(cache), name, own, device, *libraries)

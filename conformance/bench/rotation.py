@@ -26,10 +26,7 @@ def copies(bytes_of_a_call: int, bytes_of_a_layer: int, seconds_of_a_call: float
     """How many calls a round needs. On a CPU, where calls are slow, few have to do."""
     if not device.startswith("cuda"):
         return MOST_ON_CPU
-    import torch
-
-    cache = int(torch.cuda.get_device_properties(device).L2_cache_size)
-    cold = 1 + APART * cache // max(bytes_of_a_call, 1)
+    cold = 1 + APART * _cache(device) // max(bytes_of_a_call, 1)
     in_bytes = BYTES_OF_PLACES // max(bytes_of_a_layer, 1)
     in_time = int(SECONDS_OF_PLACES / max(seconds_of_a_call, 1e-9))
     return min(MOST, max(cold, min(PLACES, in_bytes, in_time)))
@@ -38,12 +35,15 @@ def copies(bytes_of_a_call: int, bytes_of_a_layer: int, seconds_of_a_call: float
 def kept_by_the_cache(bytes_of_a_round: int, device: str) -> int:
     """How many bytes to overwrite before a round, which otherwise reads what the round before left in the cache; none
     where a round is larger than that."""
-    if not device.startswith("cuda"):
-        return 0
+    between = APART * _cache(device) if device.startswith("cuda") else 0
+    return 0 if bytes_of_a_round > between else between
+
+
+def _cache(device: str) -> int:
+    """Bytes."""
     import torch
 
-    cache = int(torch.cuda.get_device_properties(device).L2_cache_size)
-    return 0 if bytes_of_a_round > APART * cache else APART * cache
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)
 
 
 class Rotation:

@@ -30,9 +30,9 @@ from reference.bounds import Contract, Expected
 from reference.rounding import E4M3, float_format
 
 Array = npt.NDArray[Any]
+L = TypeVar("L", Checkpoint, MoeCheckpoint)
 
 _PLAIN_BYTES = 8 << 30  # of 16-bit matrices that a layer is compared with
-L = TypeVar("L", Checkpoint, MoeCheckpoint)
 
 
 class Subject(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import inf, isinf
 from statistics import median
 from typing import Any
 
@@ -35,6 +36,12 @@ class Account:
     seconds: float
 
     @property
+    def largest_said(self) -> str:
+        if self.largest is None:
+            return "–"
+        return "∞" if isinf(self.largest) else f"{self.largest:.3g}"
+
+    @property
     def failing(self) -> int:
         return sum(self.whole.counts.get(o, 0) for o in FAILING)
 
@@ -57,18 +64,17 @@ def _account(name: str, own: list[Verdict]) -> Account:
         name,
         Cell.of(own),
         {operation: Cell.of(some) for operation, some in by_operation.items()},
-        max((error for v in own if (error := error_of(v)) is not None), default=None),
+        max(errors_of(own), default=None),
         median(widths) if widths else 0.0,
         sum(v.elements for v in own),
         sum(v.backend_seconds for v in own),
     )
 
 
-def error_of(verdict: Verdict) -> float | None:
-    """The error as a fraction of what is allowed, infinite of a wrong answer that has to be exact; None where nothing
-    was compared."""
-    exact = verdict.outcome is Outcome.DIVERGES and verdict.worst is None
-    return float("inf") if exact else verdict.worst
+def errors_of(verdicts: Iterable[Verdict]) -> list[float]:
+    """Of what was compared, as fractions of what is allowed; infinite of a wrong answer that has to be exact."""
+    worst = (inf if v.outcome is Outcome.DIVERGES and v.worst is None else v.worst for v in verdicts)
+    return [error for error in worst if error is not None]
 
 
 def headline(document: Mapping[str, Any]) -> str:

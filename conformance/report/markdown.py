@@ -8,7 +8,6 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from math import isinf
 from typing import Any
 
 from conformance.report.account import SIGNS, Account, accounts, headline
@@ -104,8 +103,7 @@ def _counts(page: _Page, rows: Sequence[Account]) -> int:
 
 
 def _numbers(account: Account) -> list[str]:
-    worst = "" if account.largest is None else "∞" if isinf(account.largest) else f"{account.largest:.3g}"
-    return [*(str(account.whole.counts.get(o, 0)) for o in SIGNS), worst]
+    return [*(str(account.whole.counts.get(o, 0)) for o in SIGNS), account.largest_said]
 
 
 def _operations(page: _Page, rows: Sequence[Account], verdicts: Sequence[Verdict]) -> None:

@@ -13,7 +13,6 @@ import gzip
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -78,12 +77,7 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.globals.update(
-        style=_source("style.css"),
-        signs=SIGNS,
-        meanings=MEANINGS,
-        outcomes=list(SIGNS),
-        failing=FAILING,
-        infinity=inf,
+        style=_source("style.css"), signs=SIGNS, meanings=MEANINGS, outcomes=list(SIGNS), failing=FAILING
     )
     return environment.get_template(template).render(**values)
 

@@ -20,7 +20,7 @@ import jsonschema
 
 from conformance.cases import all_cases
 from conformance.errors import RunError
-from conformance.report.account import error_of, headline
+from conformance.report.account import errors_of, headline
 from conformance.report.document import content_of, put, read, verdicts_of
 from conformance.report.matrix import enumerated
 from conformance.report.page import render
@@ -145,7 +145,7 @@ def _verdict(verdicts: Sequence[Verdict]) -> str:
 def _largest(verdicts: Sequence[Verdict]) -> dict[str, Any] | None:
     """As a fraction of the bound, over what was judged; without a number where an answer that has to be exact is wrong.
     None where every compared answer was exact by nature."""
-    errors = [(error, v.case) for v in verdicts if (error := error_of(v)) is not None]
+    errors = [(error, v.case) for v in verdicts for error in errors_of([v])]
     if not errors:
         return None
     error, case = max(errors, key=lambda pair: pair[0])
@@ -168,7 +168,7 @@ def _cells(verdicts: Sequence[Verdict]) -> dict[str, Any]:
             declined.append(cell)
             continue
         counts = {name: count for name, count in _counts(own).items() if count}
-        worst = _finite(max((e for v in own if (e := error_of(v)) is not None), default=None))
+        worst = _finite(max(errors_of(own), default=None))
         claimed.append({"cell": cell, "verdict": _verdict(own), "counts": counts, "worst": worst})
     return {"claimed": claimed, "declined": declined}
 
