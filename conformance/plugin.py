@@ -417,6 +417,12 @@ class Keeper:
         return verdict
 
     @pytest.hookimpl(tryfirst=True)
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Leave out the frames that an interrupt found between two lines: pytest raises TypeError at them,
+        before it knows that the run was interrupted, and the run would pass for one that ended by itself."""
+        excinfo.traceback = excinfo.traceback.filter(lambda entry: entry._rawentry.tb_lineno is not None)
+
+    @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         self._compare_with_selection()
         if exitstatus in _BROKEN_DOWN:

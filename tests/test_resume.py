@@ -223,6 +223,32 @@ def test_an_interrupted_run_says_how_it_goes_on(tmp_path):
     assert part.exists()
 
 
+BETWEEN_LINES = """
+from conformance.backends.numpy import NumpyBackend
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+interrupt.__code__ = interrupt.__code__.replace(co_linetable=b"")
+
+
+class BetweenLines(NumpyBackend):
+    name = "between_lines"
+
+    def dequantize(self, checkpoint):
+        interrupt()
+"""
+
+
+def test_an_interrupt_that_falls_between_two_lines_is_one_too(quantcts, tmp_path):
+    (tmp_path / "between.py").write_text(BETWEEN_LINES)
+    run = quantcts("run", "--backend", f"{tmp_path}/between.py:BetweenLines", *CASES)
+    assert run.code == 4, run.output
+    assert "the run was interrupted or broke down; with --resume it goes on" in run.output
+
+
 def interrupted(run):
     """What it said. Python loses an interrupt that falls into a destructor: then it comes again."""
     for _ in range(5):
