@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from reference.formats import ActivationFormat, WeightFormat
 from reference.routing import Routing
@@ -150,7 +151,7 @@ class Case:
         }.get(self.operation, (weight, self.dtype))
         return "/".join((self.operation, *parts))
 
-    @property
+    @cached_property
     def id(self) -> str:
         if self.operation == "validation":
             return f"{self.cell}/{self.recipe}"
