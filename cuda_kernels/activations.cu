@@ -23,8 +23,8 @@ extern "C" __global__ void quantize_plain(const u16* __restrict__ x, u8* __restr
   float least = zero_points ? to_float(measured[0], dtype) : 0.0f, greatest = least;
   for (long long i = 0; i < end; i++) {
     float value = to_float(measured[i], dtype);
-    least = fminf(least, value);
-    greatest = fmaxf(greatest, value);
+    least = lesser_of(least, value);
+    greatest = greater_of(greatest, value);
   }
   Quantizer by = quantizer_of(least, greatest, target, zero_points != nullptr, given);
   for (long long i = 0; i < length; i++) codes[t * length + i] = code_of(to_float(values[i], dtype), by, target);

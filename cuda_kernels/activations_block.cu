@@ -3,13 +3,13 @@
 
 // The greatest of the values of a block; every thread gets it. shared: one number a warp.
 QCTS_INLINE float greatest_of_block(float value, float* shared) {
-  for (int offset = 16; offset > 0; offset /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffff, value, offset));
+  for (int offset = 16; offset > 0; offset /= 2) value = greater_of(value, __shfl_xor_sync(0xffffffff, value, offset));
 #ifdef QCTS_AMAX_OF_ONE_WARP
   return value;
 #endif
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
   __syncthreads();
-  for (int warp = 0; warp < (int)blockDim.x / 32; warp++) value = fmaxf(value, shared[warp]);
+  for (int warp = 0; warp < (int)blockDim.x / 32; warp++) value = greater_of(value, shared[warp]);
   __syncthreads();
   return value;
 }
@@ -25,8 +25,8 @@ extern "C" __global__ void __launch_bounds__(256)
   float least = zero_points ? to_float(values[0], dtype) : 0.0f, greatest = least;
   for (long long i = threadIdx.x; i < length; i += blockDim.x) {
     float value = to_float(values[i], dtype);
-    least = fminf(least, value);
-    greatest = fmaxf(greatest, value);
+    least = lesser_of(least, value);
+    greatest = greater_of(greatest, value);
   }
   greatest = greatest_of_block(greatest, shared);
   least = -greatest_of_block(-least, shared);

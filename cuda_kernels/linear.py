@@ -39,7 +39,7 @@ def packed_words(codes: int, bits: int) -> int:
 class PackedWeight:
     """A stack of E matrices (N, K) as a checkpoint stores it.
 
-    words: int32 (E, N, words of K). scale: (E, N, G) in 16 bits. zero_point: int32 (E, words of N, G) or None. g_idx
+    words: int32 (E, N, words of K), from a multiple of 16 bytes on. scale: (E, N, G) in 16 bits. zero_point: int32 (E, words of N, G) or None. g_idx
     and order: int32 (E, K), the group of each column and the columns sorted by it, or None. bias: (E, N) or None.
     """
 
@@ -90,13 +90,17 @@ class PackedWeight:
                 return None
             return (tensor if tensor.ndim == dims + 1 else tensor[None]).contiguous()
 
-        def shaped(name: str, tensor: torch.Tensor, *shape: int) -> None:
-            if tuple(tensor.shape[1:]) != shape:
-                raise ValueError(f"{prefix}{name}: shape {list(tensor.shape[1:])}, expected {list(shape)}")
-
         words, scale = stacked("weight_packed", 2), stacked("weight_scale", 2)
         if words is None or scale is None:
             raise ValueError(f"{prefix}weight_packed and {prefix}weight_scale are needed")
+        words, matrices = _aligned(words), len(words)
+
+        def shaped(name: str, tensor: torch.Tensor, *shape: int) -> None:
+            if tuple(tensor.shape[1:]) != shape:
+                raise ValueError(f"{prefix}{name}: shape {list(tensor.shape[1:])}, expected {list(shape)}")
+            if len(tensor) != matrices:
+                raise ValueError(f"{prefix}{name}: of {len(tensor)} matrices, weight_packed has {matrices}")
+
         g_idx, order = stacked("weight_g_idx", 1), None
         if g_idx is None and k % group_size:
             raise ValueError(f"weight_shape: groups of {group_size} do not divide K={k}")
@@ -106,8 +110,6 @@ class PackedWeight:
         shaped("weight_scale", scale, n, groups)
         if scale.dtype not in DTYPES:
             raise NotImplementedError(f"{prefix}weight_scale: {scale.dtype}; only bfloat16 and float16")
-        if not torch.isfinite(scale).all():
-            raise ValueError(f"{prefix}weight_scale: a scale is not finite")
         zero_point = None if args.get("symmetric", True) else stacked("weight_zero_point", 2)
         if zero_point is not None:
             shaped("weight_zero_point", zero_point, packed_words(n, bits), groups)
@@ -122,6 +124,9 @@ class PackedWeight:
         if bias is not None:
             shaped("bias", bias, n)
             bias = bias.to(scale.dtype)
+        # Last, as it waits for the device: a kernel that begins early reads all of this before what was launched ends.
+        if not torch.isfinite(scale).all():
+            raise ValueError(f"{prefix}weight_scale: a scale is not finite")
         return cls(words, scale, zero_point, g_idx, order, bias, n, k, bits, group_size)
 
 
@@ -200,7 +205,7 @@ def _few_tokens(
     if len(x) == 0:
         return
     x = _aligned(x)
-    common = x, _aligned(weight.words), weight.scale, weight.zero_point, weight.bias, y, DTYPES[weight.dtype]
+    common = x, weight.words, weight.scale, weight.zero_point, weight.bias, y, DTYPES[weight.dtype]
     if kernel == "mma4":
         cut = _mma4_on(x.device, weight.n, weight.k, blocks_for(len(x), 8))
         runtime.launch(

@@ -98,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     project_gemv(const u16* __restrict__ x, const u32* __restrict__ words, const u16* __restrict__ scale,
                  const u32* __restrict__ zero_point, const u16* __restrict__ bias, u16* __restrict__ y, int dtype,
                  int bits, int tokens, int n, int k, int group_size) {
-  __shared__ float shared[4 * LANES * PITCH];
+  __shared__ __align__(16) float shared[4 * LANES * PITCH];  // read as float4
   Weight w = weight_of(words, scale, zero_point, nullptr, 0, n, k, group_size, k / group_size, bits, dtype);
   switch (bits) {
     case 2: project<2>(x, w, bias, y, tokens, shared); break;

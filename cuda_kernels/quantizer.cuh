@@ -14,7 +14,12 @@ struct Quantizer {
   int zero_point;
 };
 
-// From the least and the greatest value of a segment. given: the scale of a static format, or 0.
+// The greater and the lesser of two numbers; NaN if one is. fmaxf and fminf drop it, and the answer would be finite.
+QCTS_INLINE float greater_of(float a, float b) { return a > b || is_nan(a) ? a : b; }
+QCTS_INLINE float lesser_of(float a, float b) { return a < b || is_nan(a) ? a : b; }
+
+// From the least and the greatest value of a segment; where they are NaN, so is the scale. given: the scale of a static
+// format, or 0.
 QCTS_INLINE Quantizer quantizer_of(float least, float greatest, int target, int asymmetric, float given) {
   if (given > 0.0f) return {given, 0};
   if (asymmetric) {
@@ -24,7 +29,7 @@ QCTS_INLINE Quantizer quantizer_of(float least, float greatest, int target, int 
 #ifdef QCTS_AMAX_WITHOUT_ABS
   float amax = greatest;
 #else
-  float amax = fmaxf(-least, greatest);
+  float amax = greater_of(-least, greatest);
 #endif
 #ifdef QCTS_INT8_INSTEAD_OF_INT4
   if (target == TO_INT4) target = TO_INT8;

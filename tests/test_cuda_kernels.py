@@ -34,6 +34,7 @@ from cuda_kernels.mutants.dense import DENSE
 from cuda_kernels.runtime import HostRuntime, LaunchError
 from cuda_kernels.sources import Library, SourceError, library, parse
 from reference import mutants as oracle
+from reference.formats import ActivationFormat, WeightFormat
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -222,6 +223,28 @@ def test_what_a_layer_is_not_loaded_from(right):
     outside = {**tensors, "weight_g_idx": torch.full((32,), 7, dtype=torch.int32)}
     with pytest.raises(ValueError, match=r"weight_g_idx: a group outside 0\.\.0"):
         PackedWeight.load(outside, good.weights, 33, 32)
+    stack = {name: torch.stack([t] * 3) for name, t in tensors.items()}
+    with pytest.raises(ValueError, match=r"weight_scale: of 2 matrices, weight_packed has 3"):
+        PackedWeight.load({**stack, "weight_scale": stack["weight_scale"][:2]}, good.weights, 33, 32)
+
+
+def test_nan_in_a_token_is_in_its_outputs_and_in_no_others(right):
+    checkpoint = linear_problem(all_cases()[INTEGERS]).checkpoint
+    tensors = {
+        "weight_packed": torch.full((33, 4), 0x77777777, dtype=torch.int32),
+        "weight_scale": torch.ones((33, 1), dtype=torch.bfloat16),
+        "weight_shape": torch.tensor([33, 32]),
+    }
+    weights = WeightFormat.of(4, -1, True).to_quantization_args()
+    x = torch.ones((4, 32), dtype=torch.bfloat16)
+    x[0, 0] = x[1, 17] = x[2, 31] = float("nan")
+    for kind in ("int8", "int4", "fp8"):
+        args = ActivationFormat(kind).to_quantization_args()
+        layer = right.load_linear(
+            replace(checkpoint, tensors=tensors, weights=weights, input_activations=args)
+        )
+        y = layer(x)
+        assert y[:3].isnan().all() and not y[3].isnan().any(), kind
 
 
 # ---- numbers
