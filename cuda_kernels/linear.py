@@ -39,8 +39,9 @@ def packed_words(codes: int, bits: int) -> int:
 class PackedWeight:
     """A stack of E matrices (N, K) as a checkpoint stores it.
 
-    words: int32 (E, N, words of K), from a multiple of 16 bytes on. scale: (E, N, G) in 16 bits. zero_point: int32 (E, words of N, G) or None. g_idx
-    and order: int32 (E, K), the group of each column and the columns sorted by it, or None. bias: (E, N) or None.
+    words: int32 (E, N, words of K), from a multiple of 16 bytes on. scale: (E, N, G) in 16 bits. zero_point: int32
+    (E, words of N, G) or None. g_idx and order: int32 (E, K), the group of each column and the columns sorted by it, or
+    None. bias: (E, N) or None.
     """
 
     words: torch.Tensor

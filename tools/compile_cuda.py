@@ -5,14 +5,15 @@
 NAME: a source (`linear.cu`) or a mutant (`zero_point_plus_one`); all of both by default. A line each; exit code 1 and
 nvcc's message where one does not compile, 3 for an unknown name, 4 where there is no nvcc.
 
-Sources are compiled for each architecture from the start. Of a mutant only the source that it is in, and all
-architectures from one intermediate form: what differs is a line or two.
+Sources are compiled for each architecture from the start. Of a mutant only the source that it is in, and, where that
+has no code of its own for an architecture, all of them from one intermediate form: what differs is a line or two.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from cuda_kernels.mutants import MUTANTS
 from cuda_kernels.sources import library
 
 ARCHITECTURES = ("80", "90", "100", "120")
+_OF_ONE_ARCHITECTURE = re.compile(r"__CUDA_ARCH__ *[<>=]")
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,15 @@ class Job:
     macro: str = ""
 
     def command(self, nvcc: str, output: Path) -> list[str]:
-        oldest = ARCHITECTURES[0]
-        if self.macro:
+        path = library().root / self.source
+        targets = [f"arch=compute_{a},code=sm_{a}" for a in ARCHITECTURES]
+        if self.macro and not _OF_ONE_ARCHITECTURE.search(path.read_text("utf-8")):
             codes = ",".join(f"sm_{a}" for a in ARCHITECTURES)
-            targets = ["-gencode", f"arch=compute_{oldest},code=[{codes}]", "-Ofc", "max", f"-D{self.macro}"]
-        else:
-            targets = [w for a in ARCHITECTURES for w in ("-gencode", f"arch=compute_{a},code=sm_{a}")]
-        path = str(library().root / self.source)
-        return [nvcc, "-std=c++17", *targets, "-Werror", "all-warnings", "-fatbin", "-o", str(output), path]
+            targets = [f"arch=compute_{ARCHITECTURES[0]},code=[{codes}]"]
+        options = [word for target in targets for word in ("-gencode", target)]
+        if self.macro:
+            options += ["-Ofc", "max", f"-D{self.macro}"]
+        return [nvcc, "-std=c++17", *options, "-Werror", "all-warnings", "-fatbin", "-o", str(output), str(path)]
 
 
 def jobs() -> list[Job]:
