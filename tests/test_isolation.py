@@ -1,6 +1,8 @@
 """What a backend breaks in its own process costs the case that broke it, and no other."""
 
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +19,10 @@ from conformance.cases.conduct import DEADLY
 from conformance.data import linear_problem
 from conformance.errors import RunError
 from conformance.goals import ArrayGoal
+from conformance.isolation import remote
+from conformance.isolation import supervisor as isolation_supervisor
+from conformance.isolation.remote import RemoteBackend
+from conformance.isolation.supervisor import Supervisor
 from conformance.plugin import in_turns, spread
 from conformance.query import part
 from conformance.subject import Answer, Subject
@@ -158,6 +164,106 @@ def test_what_compiles_ends_with_a_run_that_is_killed(tmp_path):
     run.kill()
     run.wait()
     wait_until(lambda: not host.exists() and not compiler.exists(), 20)
+
+
+STOPS = """
+import time
+from pathlib import Path
+
+from conformance.backends.numpy import NumpyBackend
+
+MARK = Path(__file__).parent / "loaded"
+
+
+class LoadsOnce(NumpyBackend):
+    name = "loads_once"
+
+    def __init__(self):
+        if MARK.exists():
+            time.sleep(600)
+        MARK.touch()
+
+
+class Silent(NumpyBackend):
+    name = "silent"
+
+    def prepare(self, cases, workers):
+        yield "kernel"
+        time.sleep(600)
+"""
+FOUR_BITS = "linear/w4-g128-sym/a16/bf16/m1-n64-k128/integers-0"
+
+
+@pytest.fixture
+def hosted():
+    """Starts a host of a spec, in this process's care."""
+    supervisor = Supervisor(profiled=False)
+
+    def start(spec):
+        place = supervisor.start([spec], gpus=0)[spec]
+        return RemoteBackend(place, 0, limit=3.0), RemoteBackend(place, 0, limit=3.0)
+
+    yield start
+    supervisor.close()
+
+
+def ask(backend, bits):
+    case = all_cases()[FOUR_BITS.replace("w4", f"w{bits}")]
+    problem = linear_problem(case)
+    return backend.ask(case, "linear", (problem.checkpoint, problem.batches))[1]
+
+
+def test_no_question_is_answered_for_by_what_others_asked(hosted, monkeypatch):
+    innocent, other = hosted(f"{BREAKING}:exits")
+    connect, deaths = innocent._connected, []
+
+    def before_its_turn():
+        connection = connect()
+        if len(deaths) < 25:
+            deaths.append(ask(other, 3).crash)
+        return connection
+
+    monkeypatch.setattr(innocent, "_connected", before_its_turn)
+    assert ask(innocent, 4).crash is None
+    assert deaths == ["its process ended with exit code 7"] * 25
+
+
+def test_a_folder_whose_path_is_too_long_for_sockets_is_one_error(quantcts, tmp_path):
+    folder = tmp_path / ("a" * 60)
+    folder.mkdir()
+    run = judged(quantcts, ["exits"], env={"TMPDIR": str(folder)})
+    assert run.code == 4
+    assert "too long for the sockets of the backends' processes; let TMPDIR name" in " ".join(
+        run.output.split()
+    )
+
+
+def test_a_host_that_hangs_while_it_is_started_again_is_given_up(hosted, monkeypatch, tmp_path):
+    (tmp_path / "stops.py").write_text(STOPS)
+    backend, _ = hosted(f"{tmp_path}/stops.py:LoadsOnce")
+    assert ask(backend, 4).crash is None
+    monkeypatch.setattr(isolation_supervisor, "STARTING_SECONDS", 0.5)
+    connection, pid = backend._begun(("ask", all_cases()[FOUR_BITS], None, (), 3.0))
+    os.kill(pid, signal.SIGKILL)
+    connection.close()
+    backend._connection = None
+    assert ask(backend, 4).crash == (
+        "its process cannot be started: it was ended by SIGKILL each of 3 times that it was started, before it was "
+        "asked anything: not loaded within 0 seconds"
+    )
+
+
+def test_a_preparation_that_says_nothing_more_is_ended(hosted, monkeypatch, tmp_path):
+    (tmp_path / "stops.py").write_text(STOPS)
+    backend, _ = hosted(f"{tmp_path}/stops.py:Silent")
+    monkeypatch.setattr(remote, "SILENT_SECONDS", 1.0)
+    said = []
+    assert (
+        backend.prepare([all_cases()[FOUR_BITS]], 1, said.append)
+        == "it said nothing for 1 seconds and was ended"
+    )
+    assert said == ["kernel"]
+    assert ask(backend, 4).crash is None
 
 
 def wait_until(holds, seconds):

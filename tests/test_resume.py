@@ -7,7 +7,9 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -193,7 +195,17 @@ def test_without_a_report_there_is_nothing_to_go_on_with(tmp_path):
     assert "name the --report" in done.stdout + done.stderr
 
 
-def test_an_interrupted_run_says_how_it_goes_on(tmp_path):
+@pytest.fixture
+def short_path():
+    """A folder for temporary files: sockets have no room in pytest's own."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize(
+    ("number", "options"), [(signal.SIGINT, ()), (signal.SIGTERM, ()), (signal.SIGTERM, ("--isolate",))]
+)
+def test_an_interrupted_run_says_how_it_goes_on(tmp_path, short_path, number, options):
     place = tmp_path / "report.json"
     words = (
         "run",
@@ -206,21 +218,23 @@ def test_an_interrupted_run_says_how_it_goes_on(tmp_path):
         place,
         "--bundle-limit",
         "0",
+        *options,
     )
     run = subprocess.Popen(
         [sys.executable, "-m", "quantcts", *map(str, words)],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, "PYTEST_ADDOPTS": ""},
+        env={**os.environ, "PYTEST_ADDOPTS": "", "TMPDIR": str(short_path)},
     )  # fmt: skip
     part = tmp_path / "report.json.part"
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (part.exists() and part.read_text().count("\n") > 2):
         time.sleep(0.1)
-    output = interrupted(run)
+    output = interrupted(run, number)
     assert run.returncode == 4, output
     assert "with --resume it goes on" in output
     assert json.loads(place.read_text())["ledger"]["judged"] >= 1
     assert part.exists()
+    assert not list(short_path.glob("quantcts-*"))
 
 
 BETWEEN_LINES = """
@@ -249,10 +263,10 @@ def test_an_interrupt_that_falls_between_two_lines_is_one_too(quantcts, tmp_path
     assert "the run was interrupted or broke down; with --resume it goes on" in run.output
 
 
-def interrupted(run):
+def interrupted(run, number):
     """What it said. Python loses an interrupt that falls into a destructor: then it comes again."""
     for _ in range(5):
-        run.send_signal(signal.SIGINT)
+        run.send_signal(number)
         try:
             return run.communicate(timeout=20)[0]
         except subprocess.TimeoutExpired:

@@ -47,7 +47,8 @@ class Job:
         options = [word for target in targets for word in ("-gencode", target)]
         if self.macro:
             options += ["-Ofc", "max", f"-D{self.macro}"]
-        return [nvcc, "-std=c++17", *options, "-Werror", "all-warnings", "-fatbin", "-o", str(output), str(path)]
+        always = ["-std=c++17", "-Werror", "all-warnings", "-fatbin", "-o", str(output)]
+        return [nvcc, *always, *options, str(path)]
 
 
 def jobs() -> list[Job]:

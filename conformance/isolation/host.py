@@ -39,6 +39,8 @@ from reference.bounds import Contract
 STARTED = "started"
 # What a host says while it prepares: a line of progress; that it has ended, with what went wrong.
 LINE, END = "line", "end"
+# To the supervisor, once: it has been asked something, so what it dies of from here on may be a question.
+ASKED = "asked"
 # A judge that asked may be gone: past its limit and this the host ends itself.
 GRACE_SECONDS = 10.0
 # For a host to end by itself when its run has ended.
@@ -84,8 +86,8 @@ class Ended(Exception):
 def serve(spec: str, path: str, gpu: int | None, lifeline: Connection, profiled: bool) -> None:
     """Load the backend, then answer until the supervisor's end of the lifeline is closed.
 
-    The first message through the lifeline is the Description, or the RunError that says why there is none. An
-    interrupt is for those who ask: they close the lifeline.
+    The first message through the lifeline is the Description, or the RunError that says why there is none; the second
+    is ASKED. An interrupt is for those who ask: they close the lifeline.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     hide_pytest(os.environ)
@@ -132,6 +134,7 @@ def seen_first(gpu: int) -> str:
 
 def _answer_all(host: _Host, server: socket.socket, lifeline: Connection) -> None:
     judges: list[Connection] = []
+    asked = False
     while True:
         for ready in wait([server, lifeline, *judges]):
             if ready is lifeline:
@@ -142,6 +145,9 @@ def _answer_all(host: _Host, server: socket.socket, lifeline: Connection) -> Non
             assert isinstance(ready, Connection)
             try:
                 request = ready.recv()
+                if not asked:
+                    lifeline.send(ASKED)
+                asked = True
                 ready.send((STARTED, os.getpid()))
             except (EOFError, OSError):
                 judges.remove(ready)

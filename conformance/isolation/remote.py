@@ -20,14 +20,16 @@ from conformance.conduct.canary import ask_guarded, canary, unwatchable, unwatch
 from conformance.conduct.observed import Question
 from conformance.errors import RunError
 from conformance.isolation.host import END, seen_first
-from conformance.isolation.supervisor import STARTING_SECONDS, Place, word_left
+from conformance.isolation.supervisor import FAILED_STARTS, STARTING_SECONDS, Place, word_left
 from conformance.subject import Answer, Check, Subject, needed
 from reference.bounds import Contract
 
-# How often a host may die of what others asked before a question is given up
-ATTEMPTS = 20
 # For the start and the imports of a guarded process, beside the limit of its question
 LOADING_SECONDS = 60.0
+# Of a backend that prepares, between two lines of progress
+SILENT_SECONDS = 300.0
+# By then the supervisor has given a host up.
+_GIVEN_UP_SECONDS = (FAILED_STARTS + 1) * STARTING_SECONDS
 
 
 class RemoteBackend:
@@ -92,12 +94,13 @@ class RemoteBackend:
             self.asking += time.monotonic() - start - (self.moving - moved)
 
     def _turn(self, request: Any) -> tuple[Connection, int]:
-        for _ in range(ATTEMPTS):
+        while True:
             try:
                 return self._begun(request)
             except _Gone:
-                continue  # it died of what another judge asked
-        raise _Failed(f"its process ended {ATTEMPTS} times before it took the question")
+                # It died of what another judge asked, which has its verdict and is not asked again. What dies of no
+                # question is started FAILED_STARTS times.
+                continue
 
     def _answered(self, connection: Connection, pid: int, start: float) -> tuple[Said | None, Answer | None]:
         log = _log_size(self._path)
@@ -136,6 +139,11 @@ class RemoteBackend:
             return str(failed)
         try:
             while True:
+                if not connection.poll(SILENT_SECONDS):
+                    os.kill(pid, signal.SIGKILL)
+                    self._close()
+                    word_left(self._path, pid)
+                    return f"it said nothing for {SILENT_SECONDS:.0f} seconds and was ended"
                 kind, text = connection.recv()
                 if kind == END:
                     return str(text)
@@ -147,7 +155,7 @@ class RemoteBackend:
     def _connected(self) -> Connection:
         if self._connection is not None:
             return self._connection
-        deadline = time.monotonic() + STARTING_SECONDS
+        deadline = time.monotonic() + _GIVEN_UP_SECONDS
         failed = Path(f"{self._path}.failed")
         while time.monotonic() < deadline:
             if failed.is_file():
@@ -157,7 +165,7 @@ class RemoteBackend:
                 return self._connection
             except OSError:
                 time.sleep(0.05)
-        raise _Failed(f"its process does not answer within {STARTING_SECONDS:.0f} seconds")
+        raise _Failed(f"its process does not answer within {_GIVEN_UP_SECONDS:.0f} seconds")
 
     def _begun(self, request: Any) -> tuple[Connection, int]:
         """Ask, and wait for the question's turn; the pid of the host that works on it."""

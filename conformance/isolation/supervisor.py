@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from conformance.errors import EnvironmentMissing, RunError
-from conformance.isolation.host import Description, serve
+from conformance.isolation.host import ASKED, Description, serve
 
 STARTING_SECONDS = 300.0  # imports of large libraries, on a cold disk
-# A host that dies so often before it has answered anything will not do better the next time.
+# Of the folder of temporary files: sockets lie in it, whose whole path may have 107 bytes.
+LONGEST_FOLDER = 70
+# A host that dies so often before it is asked anything will not do better the next time.
 FAILED_STARTS = 3
 
 
@@ -47,15 +49,18 @@ class Place:
 
 @dataclass
 class _Hosted:
-    """One process. ended: how often it died before it could be asked; reason: what it said of that."""
+    """One process. ready: it can be asked; asked: it was; both end with the process. since: when it was started.
+    ended: how often in a row it died before it was asked; reason: what it said of that."""
 
     spec: str
     path: str
     gpu: int | None
     process: Any = None
     lifeline: Any = None
+    since: float = 0.0
     ended: int = 0
     ready: bool = False
+    asked: bool = False
     reason: str = ""
 
 
@@ -75,8 +80,15 @@ class Supervisor:
         """Start a host for each spec and GPU (0: one each, for backends on the CPU), all at once. every: on each of
         the GPUs, else on the first alone.
 
-        What cannot be loaded is a RunError with the reason, in place of the Place.
+        What cannot be loaded is a RunError with the reason, in place of the Place. Raises EnvironmentMissing where
+        sockets have no room.
         """
+        folder = tempfile.gettempdir()
+        if len(os.fsencode(folder)) > LONGEST_FOLDER:
+            raise EnvironmentMissing(
+                f"{folder}: this path is too long for the sockets of the backends' processes; let TMPDIR name a "
+                f"folder of at most {LONGEST_FOLDER} bytes"
+            )
         atexit.register(self.close)  # or multiprocessing would wait for hosts that wait for us
         modules = ["conformance.isolation.host", "conformance.data"]
         if gpus:
@@ -124,7 +136,8 @@ class Supervisor:
         hosted.process = self._context.Process(target=serve, args=arguments, daemon=False)
         hosted.process.start()
         theirs.close()
-        hosted.lifeline, hosted.ready = ours, False
+        hosted.lifeline, hosted.ready, hosted.asked = ours, False, False
+        hosted.since, hosted.reason = time.monotonic(), ""
 
     def _first_word(self, hosted: _Hosted) -> Description | RunError:
         """What a host says when it has loaded its backend, or why it says nothing."""
@@ -154,38 +167,53 @@ class Supervisor:
             sentinels: dict[Any, _Hosted] = {}
             for hosted in self._hosted:
                 sentinels[hosted.process.sentinel] = hosted
-                if not hosted.ready:
+                if not hosted.asked:
                     sentinels[hosted.lifeline] = hosted
+            found = wait([*sentinels, self._wakes], self._patience())
             # What a host has said comes before how it ended.
-            for ready in sorted(wait([*sentinels, self._wakes]), key=lambda r: not isinstance(r, Connection)):
+            for ready in sorted(found, key=lambda r: not isinstance(r, Connection)):
                 if ready is self._wakes:
                     continue
                 hosted = sentinels[ready]
                 if isinstance(ready, Connection):
-                    self._loaded_again(hosted)
+                    self._hear(hosted)
                 elif hosted.process.exitcode is not None:
                     self._replace(hosted)
+            for hosted in self._loading():
+                if time.monotonic() - hosted.since >= STARTING_SECONDS:
+                    hosted.reason = f": not loaded within {STARTING_SECONDS:.0f} seconds"
+                    hosted.process.kill()
 
-    def _loaded_again(self, hosted: _Hosted) -> None:
+    def _loading(self) -> list[_Hosted]:
+        return [hosted for hosted in self._hosted if not hosted.ready]
+
+    def _patience(self) -> float | None:
+        """Seconds until the first of those that are being loaded has taken too long."""
+        starts = [hosted.since for hosted in self._loading()]
+        return max(0.0, min(starts) + STARTING_SECONDS - time.monotonic()) if starts else None
+
+    def _hear(self, hosted: _Hosted) -> None:
         try:
             said = hosted.lifeline.recv()
         except (EOFError, OSError):
             return  # it died: its sentinel says so
-        if isinstance(said, Description):
-            hosted.ready, hosted.ended = True, 0
+        if said == ASKED:
+            hosted.asked, hosted.ended = True, 0
+        elif isinstance(said, Description):
+            hosted.ready = True
         else:
             hosted.reason = f": {said}"
 
     def _replace(self, hosted: _Hosted) -> None:
         process = hosted.process
         leave_word(hosted.path, process.pid, how_it_ended(process.exitcode))
-        hosted.ended += 0 if hosted.ready else 1
+        hosted.ended += 0 if hosted.asked else 1
         hosted.lifeline.close()
         process.join()
         if hosted.ended >= FAILED_STARTS:
             said = (
-                f"it {how_it_ended(process.exitcode)} each of {FAILED_STARTS} times that it was started "
-                f"again{hosted.reason}"
+                f"it {how_it_ended(process.exitcode)} each of {FAILED_STARTS} times that it was started, "
+                f"before it was asked anything{hosted.reason}"
             )
             Path(f"{hosted.path}.failed").write_text(said, "utf-8")
             self._hosted.remove(hosted)
