@@ -13,14 +13,17 @@ from conformance.errors import EnvironmentMissing
 def require(
     module: str, package: str, capability: tuple[int, int] = (8, 0), newest: int | None = None
 ) -> Any:
-    """The imported module of a library. capability: the oldest architecture that its kernels run on; newest: the last
-    major one. Raises EnvironmentMissing: no GPU, another architecture, the library absent or not importable."""
+    """The imported module of a library. capability: the oldest architecture of which the adapter knows what the library
+    has there; newest: the last major one. Raises EnvironmentMissing: no GPU, another architecture, the library absent
+    or not importable."""
     if not torch.cuda.is_available():
         raise EnvironmentMissing("torch finds no CUDA device")
     found = torch.cuda.get_device_capability()
     if found < capability or (newest is not None and found[0] > newest):
         wanted = f"sm_{capability[0]}{capability[1]}" + (f" to sm_{newest}x" if newest else " or newer")
-        raise EnvironmentMissing(f"{package} needs {wanted}; this GPU is sm_{found[0]}{found[1]}")
+        raise EnvironmentMissing(
+            f"the adapter of {package} covers {wanted}; this GPU is sm_{found[0]}{found[1]}"
+        )
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

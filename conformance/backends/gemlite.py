@@ -26,7 +26,6 @@ from reference.bounds import Contract
 Linear = Callable[[torch.Tensor], torch.Tensor]
 
 _BITS = (1, 2, 4, 8)
-_FP8_GROUPED_BITS = (2, 4)
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _BLOCK = 128
 # e4m3 holds each integer up to here.
@@ -54,10 +53,10 @@ class GemliteBackend:
         weight_only = case.activation.kind == "a16"
         grouped = case.weight.strategy == "group" and case.weight.group_size < case.k
         # (u - z) * s in the dtype of the scales; codes of 8 bits are multiplied as they are.
-        own = replace(self.contract, weights="rounded" if weight_only or grouped else "exact")
+        own = replace(self.contract, weights="rounded" if weight_only else "exact")
         if not self._production:
             return own
-        parts = _parts(case.m, case.k, case.weight.bits if weight_only or grouped else 8)
+        parts = _parts(case.m, case.k, case.weight.bits if weight_only else 8)
         fused = weight_only and grouped and not case.weight.symmetric  # u * s - RNE(z * s), one rounding
         own = replace(own, partial_sums=parts, zero_point="scaled" if fused else "integer")
         return replace(own, epilogue="16-bit") if case.bias else own
@@ -82,14 +81,7 @@ class GemliteBackend:
     def linear(self, weight: TorchWeight, args: Mapping[str, Any] | None, dtype: torch.dtype) -> Linear:
         k = weight.codes.shape[1]
         _refuse(_reason(weight.bits, weight.zero_point is None, weight.group_size, k, args))
-        if args is None:
-            layer = self._packed(weight, dtype, self._core.TORCH_TO_DTYPE[dtype], self._production)
-        elif (
-            weight.group_size < k
-        ):  # as its A8W4 and A8W2 helpers: dequantized weights become operands of fp8
-            layer = self._packed(weight, dtype, self._core.DType.FP8, False)
-        else:
-            layer = self._of_8_bits(weight, args, dtype)
+        layer = self._packed(weight, dtype) if args is None else self._of_8_bits(weight, args, dtype)
         return lambda x: layer(x).to(dtype)
 
     def quantize_activation(
@@ -101,11 +93,11 @@ class GemliteBackend:
             return list(self._quantizers.scale_activations_per_block(x, kind, args["group_size"]))
         return list(self._quantizers.scale_activations_per_token(x, kind))
 
-    def _packed(self, weight: TorchWeight, dtype: torch.dtype, operands: Any, fused: bool) -> Any:
-        """A layer of stored codes. operands: the DType that both are multiplied in."""
-        layer = self._layer(weight, weight.bits, operands, dtype)
+    def _packed(self, weight: TorchWeight, dtype: torch.dtype) -> Any:
+        """A layer of stored codes."""
+        layer = self._layer(weight, weight.bits, self._core.TORCH_TO_DTYPE[dtype], dtype)
         zeros = weight.unsigned_zero_point.to(dtype)
-        layer.pack(weight.unsigned, weight.scale, zeros, bias=weight.bias, fma_mode=fused)
+        layer.pack(weight.unsigned, weight.scale, zeros, bias=weight.bias, fma_mode=self._production)
         if (
             weight.group_size >= weight.codes.shape[1]
         ):  # its helpers scale the weights of a channel before the product
@@ -167,14 +159,14 @@ def _parts(m: int, k: int, bits: int) -> int:
 
 def _reason(bits: int, symmetric: bool, group_size: int, k: int, args: Mapping[str, Any] | None) -> str:
     """Why a dense layer is declined, or nothing. group_size: columns a scale, K for a channel."""
-    if args is None or (args["type"] == "float" and group_size < k):
-        offered = _BITS if args is None else _FP8_GROUPED_BITS
-        if bits not in offered:
-            found = "packs weights of 1, 2, 4 and 8 bits" if args is None else "has fp8 x W2 and W4 in groups"
-            return f"gemlite {found}, not {bits} bits"
+    if args is None:
+        if bits not in _BITS:
+            return f"gemlite packs weights of 1, 2, 4 and 8 bits, not {bits} bits"
     else:
         if args["num_bits"] != 8:
             return f"gemlite quantizes activations to int8 and fp8, not to {args['num_bits']} bits"
+        if group_size < k and args["type"] == "float":  # what its A8W4 and A8W2 helpers make
+            return f"gemlite rounds the weights of groups of {group_size} to e4m3 before it multiplies them"
         if group_size < k:
             return f"gemlite has int8 activations for one scale a channel, not for groups of {group_size}"
         largest = 2 ** (bits - 1) if symmetric else 2**bits - 1

@@ -80,7 +80,7 @@ class VllmMarlin(Operators):
     contract = Contract(weights="any", epilogue="any", intermediates="16-bit")
 
     def supports(self, case: Case) -> Support:
-        if case.operation != "linear" and case.m == 0:
+        if case.operation in ("moe", "moe_parallel") and case.m == 0:
             return Support.no(_NO_TOKENS)
         return super().supports(case)
 
@@ -96,7 +96,7 @@ class VllmMarlin(Operators):
             (layer.group_size not in (-1, 32, 64, 128), f"Marlin has no groups of {layer.group_size}"),
             (
                 layer.activation == "a-fp8",
-                "Marlin's kernels for fp8 activations run on sm_89 and sm_12x only",
+                "Marlin multiplies fp8 activations on sm_89 and sm_12x only, and the adapter has no layer for them",
             ),
             (layer.activation not in ("a16", "a-int8"), f"Marlin has no activations {layer.activation}"),
             (int8 and bits != 4, f"Marlin multiplies int8 activations with 4 bits, not {bits}"),
