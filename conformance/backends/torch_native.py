@@ -263,7 +263,7 @@ def _scaled_grouped_mm(experts: Sequence[TorchWeight], fmt: Format) -> Product:
 def _sorted(experts: int, multiply: Product, bias: torch.Tensor | None) -> Projection:
     """A projection by one product of rows sorted by expert. multiply: x (S, K), ends int32 (E) of the experts' rows.
 
-    Nothing is read back from the device: slots of no expert go to the first one, and their answers are not used.
+    This reads nothing back from the device: slots of no expert go to the first one, and their answers are not used.
     """
 
     def project(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
