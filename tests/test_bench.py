@@ -12,6 +12,7 @@ from conftest import FAULTY
 
 pytest.importorskip("pytest_benchmark")
 
+from conformance.bench import layers
 from conformance.bench import stand as stands
 from conformance.bench.ahead import Ahead
 from conformance.bench.clocks import Clock, spread
@@ -22,7 +23,15 @@ from conformance.bench.plugin import STATES
 from conformance.bench.rotation import Rotation, copies, kept_by_the_cache
 from conformance.bench.stand import Stand, Untimed
 from conformance.bench.subjects import ExpertsSubject, LinearSubject, QuantizerSubject
-from conformance.bench.verify import _projected, wrong_experts, wrong_linear
+from conformance.bench.verify import (
+    PROJECTED_TOKENS,
+    _projected,
+    some,
+    wrong_codes,
+    wrong_experts,
+    wrong_linear,
+)
+from conformance.bench.verify import TOKENS as TOKENS_OF_THE_ORACLE
 from conformance.bench.workloads import LINEAR, MOE, TOKENS, Workload, workloads
 from conformance.cases import Case
 from conformance.data import linear_problem
@@ -53,11 +62,11 @@ def right_linear(subject, x):
     return round_to(next(iter(expected.hypotheses.values())).centre, BF16).astype(BF16.dtype)
 
 
-def of_experts(m=40, activation="a16"):
+def of_experts(m=40, activation="a16", name="tiny"):
     case = Case(
         "moe", W4, "random", 128, 256, m, activation=ActivationFormat(kind=activation), experts=16, top_k=2
     )
-    return ExpertsSubject(Workload(f"tiny-{activation}", case, True))
+    return ExpertsSubject(Workload(f"{name}-{activation}", case, True))
 
 
 # ---- workloads
@@ -123,6 +132,23 @@ def test_a_wrong_linear_is_seen(spoil):
     y = right_linear(subject, x).copy()
     spoil(y, subject.case)
     assert wrong_linear(subject.layer, subject.case, x, y, CONTRACT)
+
+
+@pytest.mark.parametrize("activation", ["a16", "int8", "fp8"])
+def test_of_many_tokens_none_is_left_out(activation):
+    subject = of_linear(m=2100, activation=activation)
+    x = subject.inputs(0)[0]
+    y = right_linear(subject, x)
+    assert wrong_linear(subject.layer, subject.case, x, y, CONTRACT) == ""
+    sampled = {*some(2100, PROJECTED_TOKENS).tolist(), *some(2100, TOKENS_OF_THE_ORACLE).tolist()}
+    for first, outputs, value, said in (
+        (1024, slice(None), 0, "10 of 165 tiles of 64 tokens and 64 outputs is off, first from token 1024"),
+        (2048, slice(256, 320), np.nan, "is off, first from token 2048"),
+    ):  # fmt: skip
+        rows = [t for t in range(first, min(first + 128, 2100)) if t not in sampled]
+        wrong = y.copy()
+        wrong[rows, outputs] = value
+        assert said in wrong_linear(subject.layer, subject.case, x, wrong, CONTRACT)
 
 
 def test_skipped_quantization_of_activations_is_seen():
@@ -191,6 +217,37 @@ def test_wrong_experts_are_seen(spoil, said):
     y = right_experts(subject, call)
     spoil(y, call)
     assert said in wrong_experts(subject.layer, call, 0, y, CONTRACT)
+
+
+def test_no_token_of_experts_is_left_out(monkeypatch):
+    monkeypatch.setattr(layers, "JUDGED_WEIGHTS", 7 * 3 * 128 * 256)  # seven experts
+    subject = of_experts(m=16, name="few")
+    call = subject.call(0)
+    assert 1 < len(set(call.kind.tolist())) < 8
+    y = right_experts(subject, call)
+    assert wrong_experts(subject.layer, call, 0, y, CONTRACT) == ""
+    for token in range(16):
+        wrong = y.copy()
+        wrong[token] = 0
+        assert wrong_experts(subject.layer, call, 0, wrong, CONTRACT)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
+def test_no_token_of_a_quantizer_is_left_out(kind):
+    fmt = ActivationFormat(kind=kind)
+    case = Case(
+        "activation_quantization", WeightFormat.of(8, -1, True), "random", k=96, m=3000, activation=fmt
+    )
+    x = QuantizerSubject(Workload("tiny", case, True)).inputs(0)[0]
+    codes, scales = quantize(x, fmt, next(quantizers(fmt, "kernel", BF16))).stored(fmt)
+    assert wrong_codes(case, x, codes, scales, CONTRACT) == ""
+    rows = [t for t in range(700, 900) if t not in some(3000, TOKENS_OF_THE_ORACLE)]
+    for wrong, given in ((0, codes), (0, scales), (np.nan, scales)):
+        spoilt = given.copy()
+        spoilt[rows] = wrong
+        answer = (spoilt, scales) if given is codes else (codes, spoilt)
+        said = wrong_codes(case, x, *answer, CONTRACT)
+        assert said == f"{len(rows)} of 3000 tokens are far from x, first token 700"
 
 
 def test_joined_rows_are_sums_of_rows_with_signs():

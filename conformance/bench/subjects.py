@@ -94,7 +94,7 @@ class LinearSubject(_OfWorkload):
     def wrong(self, backend: Backend, seed: int, output: Any) -> str:
         case = self.case
         y = from_backend(output, backend, float_format(case.dtype).dtype, (case.m, case.n))
-        return wrong_linear(self.layer, case, self.inputs(seed)[0], y, contract_of(backend, case))
+        return wrong_linear(self.layer, case, self.inputs(seed)[0], y, contract_of(backend, case), seed)
 
     @property
     def held(self) -> int:
@@ -183,7 +183,7 @@ class QuantizerSubject(_OfWorkload):
         code = E4M3.dtype if case.activation.kind == "fp8" else np.dtype(np.int8)
         codes = from_backend(output[0], backend, code, (case.m, case.k))
         scales = from_backend(output[1], backend, np.dtype(np.float32), (case.m, 1))
-        return wrong_codes(case, self.inputs(seed)[0], codes, scales, contract_of(backend, case))
+        return wrong_codes(case, self.inputs(seed)[0], codes, scales, contract_of(backend, case), seed)
 
     @property
     def held(self) -> int:

@@ -2,17 +2,19 @@
 
 Of a linear the oracle judges sampled tokens and outputs, by the bounds of the suites: rows of the weight and tokens
 are independent. What lies between is held to a random projection (Freivalds): JOINED neighbouring outputs, joined with
-random signs, against the product of x with their joined rows. It sees whatever moves a tile, a tail or a group.
+random signs, against the product of x with their joined rows. It sees whatever moves a tile, a tail or a group. Of many
+tokens it takes some by themselves, and all of them JOINED at a time, with random signs too: no tile is left out.
 
-Of experts the oracle judges the first token of the first inputs. As many others as time permits, and of other inputs
-all that are judged, are held to a plain computation in float32, which sees a wrong expert; equal tokens at other places
-must have equal answers, up to the order of a sum. Of a quantizer the oracle judges sampled tokens.
+Of experts the oracle judges the first token of the first inputs. All different tokens are held to a plain computation
+(plain.py), which sees a wrong expert; equal tokens at other places must have equal answers, up to the order of a sum.
+Of a quantizer the oracle judges sampled tokens; of all others the codes must stand for x, nearly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ import numpy.typing as npt
 
 from conformance.backend import Backend, nondeterminism_of
 from conformance.bench.layers import JOINED, ExpertsLayer, LinearLayer, Routed
+from conformance.bench.plain import plain
 from conformance.cases import Case
 from conformance.compare import Comparison, compare_quantizations, compare_to_expected
 from reference.activations import QuantizedActivations, quantize, quantizers
@@ -27,8 +30,6 @@ from reference.bounds import Contract, Expected
 from reference.linear import linear
 from reference.moe import MoeLayer, moe
 from reference.rounding import float_format
-from reference.swiglu import activate, split
-from reference.weights import QuantizedWeight
 
 Array = npt.NDArray[Any]
 Float64Array = npt.NDArray[np.float64]
@@ -43,30 +44,40 @@ DEVIATIONS = 8.0
 PLACES = 1 / 32
 # An order that changes from call to call can be that of atomics in 16 bits.
 ANY_ORDER = 1 / 8
-# Of the plain computation: weights that it may unpack, and the norm of what it may be off by, as a fraction
-PLAIN_WEIGHTS, PLAINLY = 1 << 29, 1 / 32
+# Of the plain computation: the norm of what a token may be off by, as a fraction
+PLAINLY = 1 / 32
+# What a code may be off by where nothing but nonsense is to be seen: integers in steps, e4m3 as a fraction of a number;
+# and the scale.
+STEPS, OF_E4M3, OF_SCALE = 1.25, 1 / 8, 1 / 32
 
 
-def some(count: int, wanted: int) -> Array:
+def some(count: int, wanted: int, seed: int = 0) -> Array:
     """The first, the last, and others between them at uneven distances."""
     if count <= wanted:
         return np.arange(count)
-    drawn = np.random.default_rng(count).choice(np.arange(1, count - 1), wanted - 2, replace=False)
+    drawn = np.random.default_rng((count, seed)).choice(np.arange(1, count - 1), wanted - 2, replace=False)
     return np.sort(np.concatenate([[0, count - 1], drawn]))
 
 
-def wrong_linear(layer: LinearLayer, case: Case, x: Array, y: Array, contract: Contract) -> str:
-    """What is wrong with y (M, N) of x (M, K); nothing: empty."""
-    tokens, outputs = some(case.m, TOKENS), some(case.n, OUTPUTS)
+def wrong_linear(
+    layer: LinearLayer, case: Case, x: Array, y: Array, contract: Contract, seed: int = 0
+) -> str:
+    """What is wrong with y (M, N) of x (M, K); nothing: empty. seed: of what is sampled."""
+    tokens, outputs = some(case.m, TOKENS, seed), some(case.n, OUTPUTS, seed)
     expected = linear(
         x[tokens], layer.rows(outputs), None, float_format(case.dtype), contract, case.activation
     )
     found = compare_to_expected(expected, y[np.ix_(tokens, outputs)])
-    return _said(found, "sampled tokens and outputs") or _projected(layer, case, x, y, contract)
+    return (
+        _said(found, "sampled tokens and outputs")
+        or _projected(layer, case, x, y, contract, seed)
+        or (_joined_tokens(layer, case, x, y, contract, seed) if case.m > PROJECTED_TOKENS else "")
+    )
 
 
-def _projected(layer: LinearLayer, case: Case, x: Array, y: Array, contract: Contract) -> str:
-    tokens = some(case.m, PROJECTED_TOKENS)
+def _projected(layer: LinearLayer, case: Case, x: Array, y: Array, contract: Contract, seed: int = 0) -> str:
+    """Of some tokens, each by itself."""
+    tokens = some(case.m, PROJECTED_TOKENS, seed)
     starts = np.arange(0, case.n, JOINED)
     actual = y[tokens].astype(np.float64)
     mean_square = np.mean(actual**2, axis=1, keepdims=True)
@@ -74,7 +85,8 @@ def _projected(layer: LinearLayer, case: Case, x: Array, y: Array, contract: Con
     variance = np.add.reduceat(ulp**2 / 12 + SLACK**2 * mean_square, starts, axis=1)
     joined = np.add.reduceat(actual * layer.signs, starts, axis=1)
     said = ""
-    for values in _met(x[tokens], case, contract):
+    for met in _met(case, contract):
+        values = met(x[tokens])
         with np.errstate(invalid="ignore"):
             wrong = ~(np.abs(joined - values @ layer.joined.T) <= DEVIATIONS * np.sqrt(variance))
         if not wrong.any():
@@ -87,14 +99,51 @@ def _projected(layer: LinearLayer, case: Case, x: Array, y: Array, contract: Con
     return said
 
 
-def _met(x: Array, case: Case, contract: Contract) -> Iterator[Float64Array]:
+def _joined_tokens(layer: LinearLayer, case: Case, x: Array, y: Array, contract: Contract, seed: int) -> str:
+    """Of all tokens: tiles of JOINED tokens and JOINED outputs, a number each."""
+    columns, rows = np.arange(0, case.n, JOINED), range(0, case.m, JOINED)
+    widths = np.add.reduceat(np.ones(case.n), columns)
+    signs = np.random.default_rng((case.m, seed)).choice([-1.0, 1.0], case.m)
+    eps = float_format(case.dtype).eps
+
+    def outputs(start: int) -> tuple[Float64Array, Float64Array]:
+        """What the tiles of these tokens are, and how much they may vary."""
+        part = y[start : start + JOINED].astype(np.float32)
+        squares = part * part
+        joined = np.add.reduceat(signs[start : start + JOINED] @ part * layer.signs, columns)
+        rounding = np.add.reduceat(squares.sum(axis=0, dtype=np.float64), columns) * eps**2 / 12
+        return joined, rounding + SLACK**2 * widths * squares.mean(axis=1, dtype=np.float64).sum()
+
+    with ThreadPoolExecutor() as threads:  # NumPy computes side by side
+        found, variance = (np.stack(each) for each in zip(*threads.map(outputs, rows), strict=True))
+        said = ""
+        for met in _met(case, contract):
+
+            def inputs(start: int, met: Callable[[Array], Float64Array] = met) -> Float64Array:
+                part = slice(start, start + JOINED)
+                return np.asarray(signs[part] @ met(x[part]))
+
+            expected = np.stack(list(threads.map(inputs, rows))) @ layer.joined.T
+            with np.errstate(invalid="ignore"):
+                wrong = ~(np.abs(found - expected) <= DEVIATIONS * np.sqrt(variance))
+            if not wrong.any():
+                return ""
+            row, column = np.argwhere(wrong)[0]
+            said = said or (
+                f"the projection of {int(wrong.sum())} of {wrong.size} tiles of {JOINED} tokens and {JOINED} outputs "
+                f"is off, first from token {rows[row]} and output {columns[column]} on"
+            )
+    return said
+
+
+def _met(case: Case, contract: Contract) -> Iterator[Callable[[Array], Float64Array]]:
     """What the weights meet of x, for each legal order of the quantizer's operations: a row whose scale is a power of
     two has many values between two codes, and they all go one way or the other."""
     if case.activation.kind == "a16":
-        yield x.astype(np.float64)
+        yield lambda x: x.astype(np.float64)
         return
     for how in quantizers(case.activation, contract.quantizer, float_format(case.dtype)):
-        yield quantize(x, case.activation, how).dequantized()
+        yield lambda x, how=how: quantize(x, case.activation, how).dequantized()  # type: ignore[misc]
 
 
 def allowed_apart(backend: Backend) -> float:
@@ -132,7 +181,7 @@ def first_token(layer: ExpertsLayer, contract: Contract) -> Expected:
 
 def _plainly_off(layer: ExpertsLayer, seed: int, values: Float64Array) -> str:
     """Of the first tokens, which are all different."""
-    right = layer.once(("plain", seed), lambda: _plain(layer, seed))[: len(values)]
+    right = layer.once(("plain", seed), lambda: plain(layer, layer.pool(seed)))[: len(values)]
     off = np.linalg.norm(values[: len(right)] - right, axis=1)
     wrong = ~(off <= PLAINLY * np.linalg.norm(right, axis=1))
     if not wrong.any():
@@ -140,43 +189,6 @@ def _plainly_off(layer: ExpertsLayer, seed: int, values: Float64Array) -> str:
     first = int(np.argwhere(wrong)[0][0])
     share = off[first] / np.linalg.norm(right[first])
     return f"{int(wrong.sum())} of {len(wrong)} tokens are off, token {first} by {share:.1%} of its norm"
-
-
-def _plain(layer: ExpertsLayer, seed: int) -> Float64Array:
-    """y (P, H) of as many of the different tokens as PLAIN_WEIGHTS permit."""
-    case, pool = layer.case, layer.pool(seed)
-    wanted = max(1, PLAIN_WEIGHTS // (3 * case.n * case.k))
-    tokens = next((p for p in range(len(pool.ids), 1, -1) if len(np.unique(pool.ids[:p])) <= wanted), 1)
-    ids, y = pool.ids[:tokens], np.zeros((tokens, case.k))
-    x = _quantized(pool.x[:tokens].astype(np.float64), case)
-
-    def of_expert(number: int) -> tuple[Array, Float64Array]:
-        rows, slots = np.nonzero(ids == number)
-        expert = layer.expert(number)
-        gated, up = activate(*split(_times(x[rows], expert.w13), case.gated), case.gated)
-        return rows, pool.weights[rows, slots, None] * _times(_quantized(gated * up, case), expert.w2)
-
-    with ThreadPoolExecutor() as threads:  # NumPy computes side by side
-        for rows, part in threads.map(of_expert, np.unique(ids).tolist()):
-            y[rows] += part
-    return y
-
-
-def _quantized(values: Float64Array, case: Case) -> Float64Array:
-    if case.activation.kind == "a16":
-        return values
-    how = next(quantizers(case.activation, "kernel", float_format(case.dtype)))
-    return quantize(values, case.activation, how).dequantized()
-
-
-def _times(x: Float64Array, weight: QuantizedWeight) -> Float64Array:
-    """x W^T in float32."""
-    columns = weight.groups()
-    codes = weight.codes.astype(np.float32)
-    if weight.zero_point is not None:
-        codes -= weight.zero_point[:, columns]
-    matrix = codes * weight.scale.astype(np.float32)[:, columns]
-    return np.asarray(x.astype(np.float32) @ matrix.T, np.float64)
 
 
 def _other_places(values: Float64Array, kind: Array, apart: float) -> str:
@@ -194,12 +206,31 @@ def _other_places(values: Float64Array, kind: Array, apart: float) -> str:
     )
 
 
-def wrong_codes(case: Case, x: Array, codes: Array, scales: Array, contract: Contract) -> str:
-    """What is wrong with the codes (M, K) and scales (M, 1) of x; nothing: empty."""
-    tokens = some(case.m, TOKENS)
+def wrong_codes(case: Case, x: Array, codes: Array, scales: Array, contract: Contract, seed: int = 0) -> str:
+    """What is wrong with the codes (M, K) and scales (M, 1) of x; nothing: empty. seed: of what is sampled."""
+    tokens = some(case.m, TOKENS, seed)
     actual = QuantizedActivations(codes[tokens].astype(np.float64), scales[tokens].astype(np.float64))
     found = compare_quantizations(x[tokens], case.activation, contract.quantizer, actual)
-    return _said(found, "sampled tokens")
+    return _said(found, "sampled tokens") or _far_from(case, x, codes, scales)
+
+
+def _far_from(case: Case, x: Array, codes: Array, scales: Array) -> str:
+    """Tokens whose codes stand for other numbers than x."""
+    fmt = case.activation
+    largest = 448.0 if fmt.kind == "fp8" else 127.0 if fmt.kind == "int8" else 7.0
+
+    def wrong(start: int) -> Array:
+        part = slice(start, start + JOINED)
+        values, scale = x[part].astype(np.float32), scales[part].astype(np.float32)
+        amax = np.abs(values).max(axis=1, keepdims=True)
+        allowed = np.abs(values) * OF_E4M3 + scale * 2**-9 if fmt.kind == "fp8" else STEPS * scale
+        near = np.abs(values - codes[part].astype(np.float32) * scale) <= allowed
+        fits = np.abs(scale * largest - amax) <= amax * (OF_SCALE if fmt.kind != "int4" else 1 / 8)
+        return start + np.nonzero(~(near.all(axis=1) & fits[:, 0]))[0]
+
+    with ThreadPoolExecutor() as threads:  # NumPy computes side by side
+        found = list(chain.from_iterable(threads.map(wrong, range(0, case.m, JOINED))))
+    return f"{len(found)} of {case.m} tokens are far from x, first token {found[0]}" if found else ""
 
 
 def _said(found: Comparison, what: str) -> str:
