@@ -7,13 +7,14 @@ import importlib.util
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from conformance.errors import EnvironmentMissing, RunError
-from conformance.exitcodes import ExitCode
+from conformance.exitcodes import ExitCode, worst
 from conformance.report import commands
 
 app = typer.Typer(
@@ -61,13 +62,7 @@ def bench(context: typer.Context) -> None:
     os.environ.pop(
         "PYTEST_XDIST_WORKER", None
     )  # of a run that started this one: pytest-benchmark would not time
-    try:
-        _pytest(context, "bench.ini", suites, ["-p", "no:xdist"], EXIT_CODE)
-    except Exception as error:
-        if type(error).__name__ != "PerformanceRegression":  # of --benchmark-compare-fail
-            raise
-        print(f"quantcts: {error}", file=sys.stderr)
-        raise SystemExit(ExitCode.PERFORMANCE) from None
+    _pytest(context, "bench.ini", suites, ["-p", "no:xdist"], EXIT_CODE)
 
 
 def _pytest(context: typer.Context, ini: str, suites: list[str], words: list[str], code: Any) -> None:
@@ -77,10 +72,18 @@ def _pytest(context: typer.Context, ini: str, suites: list[str], words: list[str
     class Ending:
         """What our own plugin ended the run with; pytest's numbers mean other things."""
 
-        code = ExitCode.BAD_ARGUMENT  # pytest stopped before it asked us: a word it does not know
+        config: pytest.Config | None = None
 
-        def pytest_unconfigure(self, config: pytest.Config) -> None:
-            self.code = config.stash.get(code, self.code)
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_configure(self, config: pytest.Config) -> None:
+            self.config = config
+
+        @property
+        def code(self) -> ExitCode:
+            """BAD_ARGUMENT where pytest stopped before it asked us: a word it does not know."""
+            return (
+                self.config.stash.get(code, ExitCode.BAD_ARGUMENT) if self.config else ExitCode.BAD_ARGUMENT
+            )
 
     if {"-h", "--help"} & set(context.args):
         print(context.command.help)
@@ -90,8 +93,16 @@ def _pytest(context: typer.Context, ini: str, suites: list[str], words: list[str
     ending = Ending()
     # Whoever ends a run with SIGTERM, as CI does, gets the report of what was judged, as after an interrupt.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    pytest.main([*arguments, *words, *context.args], plugins=[ending])
-    raise SystemExit(ending.code)
+    try:
+        said = pytest.main([*arguments, *words, *context.args], plugins=[ending])
+    except Exception as error:
+        if type(error).__name__ != "PerformanceRegression":  # of pytest-benchmark's --benchmark-compare-fail
+            raise
+        print(f"quantcts: {error}", file=sys.stderr)
+        raise SystemExit(worst(ending.code, ExitCode.PERFORMANCE)) from None
+    # What another plugin refuses when all is done, a comparison without a baseline, is no success.
+    refused = said == pytest.ExitCode.USAGE_ERROR
+    raise SystemExit(worst(ending.code, ExitCode.BAD_ARGUMENT) if refused else ending.code)
 
 
 @app.command()
@@ -159,8 +170,9 @@ def gate(
     ] = None,
     current_bench: Annotated[Path | None, typer.Option(metavar="FILE", help="times of now")] = None,
     max_slowdown: Annotated[
-        float, typer.Option(metavar="RATIO", help="how many times as long is still no slowdown")
-    ] = 1.10,
+        float | None,
+        typer.Option(metavar="RATIO", help="how many times as long is still no slowdown (default: 1.10)"),
+    ] = None,
     subset: Annotated[
         bool, typer.Option("--subset", help="fewer cases or backends were judged now, on purpose")
     ] = False,
@@ -171,14 +183,17 @@ def gate(
     """Compare a report with a baseline: exit code 1 where anything conforms less, 2 where it is slower."""
     from conformance.gate.decision import gate as decide
     from conformance.gate.shown import markdown_of, text_of
+    from conformance.gate.timings import DEFAULT_LIMIT
     from conformance.report.document import put
 
     if (baseline_bench is None) != (current_bench is None):
         raise RunError("--baseline-bench and --current-bench go together; give both or none")
-    if not 1 <= max_slowdown < float("inf"):
+    if max_slowdown is not None and not 1 <= max_slowdown < float("inf"):
         raise RunError(f"--max-slowdown {max_slowdown}: give a ratio of 1 or more, such as 1.10")
     bench = (baseline_bench, current_bench) if baseline_bench and current_bench else None
-    decision = decide(baseline, current, waivers, bench, max_slowdown, subset)
+    decision = decide(baseline, current, waivers, bench, max_slowdown or DEFAULT_LIMIT, subset)
+    if max_slowdown is not None and bench is None:
+        print("note: no times were compared; give --baseline-bench and --current-bench as well")
     print(text_of(decision))
     if markdown is not None:
         put(markdown, markdown_of(decision).encode())
@@ -230,6 +245,7 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:
         # click's usage errors, whether typer brings its own click or uses the installed one
         if not hasattr(error, "format_message"):
-            raise
+            traceback.print_exc()  # a fault of ours, or of a plugin of pytest: nothing is said about conformance
+            raise SystemExit(ExitCode.ENVIRONMENT) from None
         print(f"quantcts: {error.format_message()}", file=sys.stderr)
         raise SystemExit(ExitCode.BAD_ARGUMENT) from None

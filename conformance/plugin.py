@@ -122,6 +122,9 @@ class Plugin:
             raise RunError("--quick and --full exclude each other")
         if config.option.subset and not config.option.gate:
             raise RunError("--subset says how to compare with a baseline; give --gate as well")
+        _check_places(config.option)
+        if not 0 < config.option.limit < float("inf"):
+            raise RunError(f"--limit {config.option.limit}: give a number of seconds above 0")
         worker = getattr(config, "workerinput", None)
         self.vectors = _vectors(config.option.vectors, worker)
         self.source: Source = self.vectors or Computed()
@@ -511,6 +514,25 @@ def spread(some: Sequence[T], among: Sequence[T]) -> list[T]:
 def _case_of(item: pytest.Item) -> Case | None:
     case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
     return case if isinstance(case, Case) else None
+
+
+def _check_places(option: Any) -> None:
+    """Raises RunError for an option that names no file, as a variable of CI that is not set makes it, and for two
+    outputs of the same name."""
+    named = ("gate", "waivers", "report", "report_html", "report_markdown", "bundles", "vectors")
+    for name in named:
+        if getattr(option, name) == "":
+            raise RunError(
+                f"--{name.replace('_', '-')}: the name is empty; name a file, or leave the option out"
+            )
+    places: dict[Path, str] = {}
+    for name in ("report", "report_html", "report_markdown"):
+        given = getattr(option, name)
+        other = places.setdefault(Path(given).resolve(), name) if given else name
+        if other != name:
+            raise RunError(
+                f"--{name.replace('_', '-')} {given}: --{other.replace('_', '-')} is written there; name another file"
+            )
 
 
 def _keeping(option: Any, specs: Mapping[str, str]) -> Keeping | None:

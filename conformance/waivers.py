@@ -16,6 +16,7 @@ whose case no longer fails makes the run fail, by a problem in its account: the 
 from __future__ import annotations
 
 import datetime
+import re
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from typing import Any
 from conformance.backend import known_backends
 from conformance.errors import RunError
 from conformance.query import matcher, select
-from conformance.verdict import Outcome, Verdict
+from conformance.verdict import FAILING, Outcome, Verdict
 
 _FIELDS = {"backend": str, "query": str, "reason": str, "link": str, "expires": datetime.date}
 
@@ -52,6 +53,14 @@ class Waiver:
         return f"it {verdict.outcome.value} although the waiver {self.query!r} expects a failure; remove it"
 
 
+def outcome_of(verdict: Verdict) -> Outcome:
+    """The outcome, of a waived verdict the one that is waived."""
+    if verdict.outcome is not Outcome.WAIVED:
+        return verdict.outcome
+    found = re.search(rf" \[({'|'.join(outcome.value for outcome in FAILING)}): ", verdict.detail)
+    return Outcome(found[1]) if found else verdict.outcome
+
+
 def read_waivers(
     path: Path, case_ids: Iterable[str], backends: Iterable[str], today: datetime.date | None = None
 ) -> list[Waiver]:
@@ -61,16 +70,29 @@ def read_waivers(
         document = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{path}: it is not TOML: {error}") from error
     tables = document.get("waiver", [])
     if set(document) - {"waiver"} or not isinstance(tables, list):
         raise RunError(f"{path}: it holds something else than [[waiver]] tables")
     ids, names = list(case_ids), sorted({*known_backends(), *backends})
-    return [
+    found = [
         _read(f"{path}: waiver {i + 1}", table, ids, names, today or datetime.date.today())
         for i, table in enumerate(tables)
     ]
+    _check_shadows(path, found, ids, names)
+    return found
+
+
+def _check_shadows(path: Path, waivers: list[Waiver], ids: list[str], backends: list[str]) -> None:
+    """Raises RunError for a waiver that waives nothing, as those before it waive all of it."""
+    waived: set[tuple[str, str]] = set()
+    for number, waiver in enumerate(waivers, 1):
+        names = [name for name in backends if fnmatch(name, waiver.backend)]
+        own = {(name, case) for name in names for case in select(ids, [waiver.query])}
+        if own <= waived:
+            raise RunError(f"{path}: waiver {number}: those before it waive all that it matches; remove it")
+        waived |= own
 
 
 def _read(
@@ -79,7 +101,7 @@ def _read(
     if not isinstance(table, dict):
         raise RunError(f"{place}: it is no table")
     for name, kind in _FIELDS.items():
-        if type(table.get(name)) is not kind or not table[name]:
+        if type(table.get(name)) is not kind or not str(table[name]).strip():
             raise RunError(f"{place}: {name}: missing, or no {kind.__name__}")
     if set(table) - set(_FIELDS):
         raise RunError(f"{place}: {min(set(table) - set(_FIELDS))}: unknown field")

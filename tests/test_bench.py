@@ -639,6 +639,82 @@ def test_what_is_found_wrong_after_it_was_timed_has_no_record(quantcts, tmp_path
     assert [r["backend"] for r in document["quantcts"]["untimed"]] == ["stale"]
 
 
+SLOWED = """
+import time
+
+from conformance.backends.numpy import NumpyBackend
+
+
+class Sound(NumpyBackend):
+    name = "kernel"
+    seconds = 0.0
+
+    def quantize_activation(self, *asked):
+        time.sleep(self.seconds)
+        return super().quantize_activation(*asked)
+
+
+class Slowed(Sound):
+    seconds = 0.02
+
+
+class Wrong(Sound):
+    name = "wrong"
+
+    def quantize_activation(self, *asked):
+        codes, *more = super().quantize_activation(*asked)
+        return [0 * codes, *more]
+"""
+
+
+@pytest.fixture(scope="module")
+def slowed(tmp_path_factory):
+    """Benchmarks of backends that are sound, slowed or wrong, with a saved one to compare with."""
+    from conftest import quantcts as fixture
+
+    folder = tmp_path_factory.mktemp("slowed")
+    (folder / "slowed.py").write_text(SLOWED)
+    call = fixture.__wrapped__(folder)
+
+    def bench(names, *options):
+        backends = [word for name in names for word in ("--backend", f"{folder}/slowed.py:{name}")]
+        cases = ("--quick", "--cases", "activation_quantization/*/a-int8/*/m1")
+        place = folder / f"{'-'.join(names)}.json"
+        storage = ("--benchmark-storage", folder / "saved", "--benchmark-json", place)
+        return call("bench", *backends, *cases, *storage, *options), place
+
+    run, _ = bench(["Sound"], "--benchmark-save=before")
+    assert run.code == 0, run.output
+    return folder, bench, call
+
+
+def test_a_slowed_backend_closes_the_gate(slowed):
+    folder, bench, call = slowed
+    run, now = bench(["Slowed"])
+    assert run.code == 0, run.output
+    report = folder / "report.json"
+    assert call("run", "--backend", "numpy", "--cases", "packing/w4", "--report", report).code == 0
+    reports = ("--baseline", report, "--current", report, "--current-bench", now)
+    gate = call("gate", *reports, "--baseline-bench", folder / "Sound.json")
+    assert gate.code == 2
+    assert "newly slow: 1\n  kernel activation_quantization/k4096/w8-channel-sym/a-int8/bf16/m1" in gate.output
+    assert call("gate", *reports, "--baseline-bench", now).code == 0
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "code"),
+    [
+        (["Slowed"], ("--benchmark-compare=0001", "--benchmark-compare-fail=median:50%"), 2),
+        (["Slowed", "Wrong"], ("--benchmark-compare=0001", "--benchmark-compare-fail=median:50%"), 1),
+        (["Sound"], ("--benchmark-compare=9999", "--benchmark-compare-fail=median:50%"), 3),
+        (["Sound"], ("--benchmark-compare-fail=median:50%",), 3),
+    ],
+)
+def test_comparisons_by_pytest_benchmark_end_with_our_codes(slowed, names, options, code):
+    run, _ = slowed[1](names, *options)
+    assert run.code == code, run.output
+
+
 def test_small_problems_of_the_matrix_agree_with_the_layers_of_the_benchmark():
     """Both say of the same words the same codes: `some_rows` and the suites' own encoder."""
     from conformance.bench.layers import some_rows

@@ -20,6 +20,7 @@ from conformance.cases import all_cases
 from conformance.cli import main
 from conformance.direct import ask
 from conformance.query import select
+from conformance.replay.again import replay
 from conformance.replay.bundle import BundleError, open_bundle, write_bundle
 from conformance.replay.kept import Keeping, alike, clear, place_of
 from conformance.replay.named import case_of, to_json
@@ -346,6 +347,22 @@ def test_nothing_of_a_bundle_is_executed(sound, tmp_path):
     (tmp_path / "b" / "repeat.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     assert again(open_bundle(tmp_path / "b"), NumpyBackend()).outcome is Outcome.CONFORMS
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("place", ["{bundle}/payload.py", "b/payload.py", "payload.py"])
+def test_no_backend_is_loaded_from_a_file_that_came_with_a_bundle(sound, tmp_path, monkeypatch, place):
+    folder = tmp_path / "b"
+    shutil.copytree(sound, folder)
+    (folder / "payload.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef backend(): ...\n")
+    edited("bundle.json", lambda d: d["backend"].update(spec=f"{place.format(bundle=folder)}:backend"))(
+        folder
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BundleError, match=r"backend/spec: .* name a backend of yours with --backend"):
+        replay([folder], None)
+    assert not (tmp_path / "ran").exists()
+    code, _ = replay([folder], "numpy")
+    assert code == 0
 
 
 # ---- smaller cases

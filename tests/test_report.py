@@ -1,16 +1,20 @@
 """report.json, the terminal's matrix, `list`."""
 
 import json
+import os
+from pathlib import Path
 
 import jsonschema
 import pytest
 
 from conformance.backends.numpy import NumpyBackend
 from conformance.cases import all_cases
+from conformance.cli import main
 from conformance.errors import RunError
 from conformance.exitcodes import ExitCode
 from conformance.ledger import Ledger
-from conformance.report.document import Report, environment, read, schema
+from conformance.report import document
+from conformance.report.document import Report, environment, place_to_write, put, read, schema
 from conformance.verdict import Outcome, Verdict
 
 QUERY = "{packing,dequantize,linear,validation}/w4*"
@@ -53,7 +57,7 @@ def test_kernels_stand_once_and_none_at_all_is_said(tmp_path):
     ledger = Ledger()
     for case, kernels in zip(ids, (("a", "b"), ("b",), (), None), strict=True):
         ledger.plan([case])
-        ledger.enter(case, Verdict(case, "planted", Outcome.CONFORMS, "", kernels=kernels))
+        ledger.enter(case, Verdict(case, "numpy", Outcome.CONFORMS, "", kernels=kernels))
     chosen = {"set": "quick", "shard": "1/1", "queries": [], "keyword": ""}
     report = Report(environment([NumpyBackend()]), chosen, ["quantcts"], path=tmp_path / "report.json")
     report.finish(ledger, ExitCode.AS_EXPECTED)
@@ -83,6 +87,11 @@ def test_the_matrix_has_a_word_for_every_cell(report):
         (lambda text: json.dumps({**json.loads(text), "schema": "quantcts-report/0"}), "schema"),
         (lambda text: json.dumps({**json.loads(text), "exit_code": 9}), "exit_code"),
         (lambda text: "[]", "the document"),
+        (lambda text: "[" * 200_000, "it is nested too deeply"),
+        (
+            lambda text: text.replace('"backend_seconds": ', '"worst": NaN, "backend_seconds": ', 1),
+            "NaN is no number",
+        ),
     ],
 )
 def test_a_damaged_report_is_one_clear_error(report, tmp_path, change, words):
@@ -97,7 +106,7 @@ def test_a_damaged_report_is_one_clear_error(report, tmp_path, change, words):
     [
         ("worst", -0.5), ("worst", "0.5"), ("outcome", "fine"), ("outcome", None), ("elements", 1.5),
         ("elements", True), ("detail", 3), ("kernels", [0, -1]), ("kernels", ["a"]), ("statistics", {"rms": "1"}),
-        ("invented", ""), ("diagnosis", {"fault": ""}), ("case", 1),
+        ("invented", ""), ("diagnosis", {"fault": ""}), ("case", 1), ("case", ""),
     ],
 )  # fmt: skip
 def test_one_wrong_field_among_thousands_is_found_and_its_case_named(report, tmp_path, field, value):
@@ -118,6 +127,76 @@ def test_a_report_whose_account_is_not_that_of_its_cases_is_refused(report, tmp_
     path.write_text(json.dumps({**report.report, "cases": report.report["cases"][:-1]}))
     with pytest.raises(RunError, match=r"ledger/\w+: it says \d+, of the cases it is \d+"):
         read(path)
+
+
+def twice(document):
+    document["cases"][0] = dict(document["cases"][1])
+
+
+def of_nobody(document):
+    document["cases"][0]["backend"] = "nobody"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda d: d["ledger"].update(judged=1), r"ledger/judged: it says 1, of the cases it is \d+"),
+        (lambda d: d["ledger"].update(planned=1), r"ledger/planned: it says 1, there are \d+ cases"),
+        (lambda d: d["ledger"].update(problems=["one"]), "exit_code: it says 0"),
+        (twice, "of numpy it is there 2 times"),
+        (of_nobody, "environment/backends: nothing is said of nobody"),
+    ],
+)
+def test_a_report_that_contradicts_itself_is_refused(report, tmp_path, change, said):
+    document = json.loads(json.dumps(report.report))
+    change(document)
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(RunError, match=said):
+        read(path)
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read_end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert place_to_write("--report-html", str(pipe)) == pipe
+    put(pipe, b"a page")
+    assert os.read(read_end, 100) == b"a page"
+    assert pipe.is_fifo()
+    with pytest.raises(RunError, match="it is a folder; name a file"):
+        put(Path(""), b"a page")
+    with pytest.raises(RunError, match="it cannot be written there"):
+        put(tmp_path / "a\0b", b"a page")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--gate", ""), "--gate: the name is empty"),
+        (("--waivers", ""), "--waivers: the name is empty"),
+        (("--report-html", ""), "--report-html: the name is empty"),
+        (("--report", "r.json", "--report-markdown", "./r.json"), "./r.json: --report is written there"),
+        (("--limit", "nan"), "--limit nan: give a number of seconds above 0"),
+        (("--limit", "0"), "--limit 0.0: give a number of seconds above 0"),
+    ],
+)  # fmt: skip
+def test_options_that_name_nothing_end_a_run_before_it_starts(quantcts, tmp_path, options, said):
+    run = quantcts("run", "--backend", "numpy", "--cases", "packing/w4", *options)
+    assert run.code == 3
+    assert run.output.strip().splitlines()[-1].endswith(said) or said in run.output
+    assert run.report is None
+
+
+def test_a_fault_of_the_tool_is_no_verdict_on_conformance(monkeypatch, capsys):
+    def broken(*arguments):
+        raise KeyError("a fault")
+
+    monkeypatch.setattr(document, "read", broken)
+    with pytest.raises(SystemExit) as ended:
+        main(["report", "html", "x.json"])
+    assert ended.value.code == 4
+    assert "KeyError: 'a fault'" in capsys.readouterr().err
 
 
 def test_a_whole_report_reads_back(report, tmp_path):

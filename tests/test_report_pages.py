@@ -243,6 +243,12 @@ def test_plots_take_one_number_and_many_backends(document):
     assert len(lines) == 18
 
 
+def test_an_axis_has_few_marks_whatever_the_numbers(document):
+    bench = figures()
+    bench["benchmarks"][0]["extra_info"]["fraction_of_floor"] = 1e6
+    assert len(report_page(document, bench)) < len(report_page(document, figures())) + 10_000
+
+
 def test_hostile_words_of_a_benchmark_are_text(document):
     page = Page(report_page(document, figures(layer=HOSTILE, backends=[HOSTILE])))
     harmless = Page(report_page(document, figures(layer="x", backends=["x"])))
@@ -261,6 +267,12 @@ def test_hostile_words_of_a_benchmark_are_text(document):
             "median_seconds: missing, or no float",
         ),
         (lambda d: d["benchmarks"][1]["extra_info"].update(fraction_of_floor=-1), "fraction_of_floor"),
+        (
+            lambda d: d["benchmarks"][1]["extra_info"].update(median_seconds=float("inf")),
+            "Infinity is no number",
+        ),
+        (lambda d: d.update(quantcts=None), "it is not what `quantcts bench"),
+        (lambda d: d["quantcts"].update(environment=[]), "it is not what `quantcts bench"),
     ],
 )
 def test_what_is_no_benchmark_is_one_clear_error(tmp_path, change, words):

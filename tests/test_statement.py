@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+from dataclasses import replace
 
 import jsonschema
 import pytest
@@ -11,13 +12,25 @@ from test_report_merge import call, conforming
 from test_report_pages import Page
 
 from conformance.cases import all_cases
+from conformance.cli import main
 from conformance.errors import RunError
-from conformance.report.statement import digest, read_statement, schema, statement, statement_page, verify
+from conformance.report.document import write_atomically
+from conformance.report.merge import merge
+from conformance.report.statement import (
+    digest,
+    read_statement,
+    schema,
+    statement,
+    statement_page,
+    unchecked,
+    verify,
+    write,
+)
 from conformance.verdict import Outcome, Verdict
 
 IDS = list(all_cases())
 FP16 = "linear/w4-g32-sym/a16/fp16"
-WAIVED = "a known fault (https://example.org/1) [diverges: 3 of 4 elements are wrong]"
+WAIVED = "a known fault (https://example.org/1) [crashes: 3 of 4 elements are wrong]"
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +112,49 @@ def changed(value):
 def test_verify_agrees_with_what_was_written(folder, said):
     assert verify(said, folder / "report.json", folder / "vectors") == []
     assert verify(said, folder / "report.json", None) == []
+
+
+def test_vectors_that_cannot_be_looked_at_are_said_to_be_unchecked(folder, said, tmp_path, capsys):
+    report, own = folder / "report.json", folder / "vectors"
+    without = statement(report, "ACME", "mine", None)
+    assert verify(without, report, own) == []
+    assert unchecked(without, report, own) == "vectors: it names none"
+    assert unchecked(said, report, None) == "vectors: give their folder with --vectors"
+    assert unchecked(said, report, own) == ""
+    write(tmp_path / "s.json", without)
+    with pytest.raises(SystemExit) as ended:
+        main(["statement", str(report), "--verify", str(tmp_path / "s.json"), "--vectors", str(own)])
+    assert ended.value.code == 0
+    assert "not checked: vectors: it names none" in capsys.readouterr().out
+
+
+def test_a_waiver_improves_no_error(tmp_path):
+    wrong = Verdict("packing/w4/dim0/n7-k31/ramp-0", "mine", Outcome.DIVERGES, "3 of 4 elements are wrong")
+    waived = replace(
+        wrong, outcome=Outcome.WAIVED, detail=f"a fault (https://x.org) [diverges: {wrong.detail}]"
+    )
+    near = Verdict(f"{FP16}/m1-n64-k128-bias/random-0", "mine", Outcome.CONFORMS, worst=0.75, elements=8)
+    found = []
+    for verdict in (wrong, waived):
+        planted(tmp_path / "r.json", [verdict, near])
+        found.append(statement(tmp_path / "r.json", "ACME", None, None)["largest_error"])
+    assert found[0] == found[1] == {"fraction_of_bound": None, "case": wrong.case}
+
+
+def test_of_a_merged_report_the_machine_is_that_of_the_backend(tmp_path):
+    parts = []
+    for name, gpu, python in (("one", "L4", "3.11"), ("two", "H200", "3.12"), ("two", "H200", "3.13")):
+        verdicts = conforming(name, IDS[len(parts) : len(parts) + 1])
+        change = {"gpus": [f"NVIDIA {gpu}, sm_90, driver 1"], "python": python}
+        parts.append(
+            (tmp_path / f"{len(parts)}", planted(tmp_path / f"{len(parts)}", verdicts, change=change))
+        )
+    write_atomically(tmp_path / "m.json", merge(parts, ["quantcts"]))
+    said = statement(tmp_path / "m.json", "ACME", "two", None)
+    assert said["environment"]["gpus"] == ["NVIDIA H200, sm_90, driver 1"]
+    assert said["environment"]["python"] == "3.12 | 3.13"
+    assert statement(tmp_path / "m.json", "ACME", "one", None)["environment"]["python"] == "3.11"
+    assert verify(said, tmp_path / "m.json", None) == []
 
 
 @pytest.mark.parametrize("signed", [False, True], ids=["the digest stays", "the digest is made anew"])

@@ -12,6 +12,7 @@ from typing import Any
 from conformance.cases import all_cases
 from conformance.errors import RunError
 from conformance.query import offered, part, select
+from conformance.report.document import machine_of
 
 Key = tuple[str, str]  # backend, case
 
@@ -28,7 +29,9 @@ def check_comparable(baseline: Mapping[str, Any], current: Mapping[str, Any], su
         said = "; ".join(baseline["ledger"]["problems"][:1]) or "exit code 4"
         raise RunError(f"the baseline is the report of a broken run ({said}); take one of a whole run")
     _check_selection(baseline, current, subset)
-    notes = _differences("version of", _packages(baseline), _packages(current))
+    versions = [{"specification": d["environment"].get("specification")} for d in (baseline, current)]
+    notes = _differences("version of the", *versions)
+    notes += _differences("version of", _packages(baseline), _packages(current))
     before, now = _backends(baseline), _backends(current)
     for name in before.keys() & now.keys():
         devices = _device(baseline, before[name]), _device(current, now[name])
@@ -40,11 +43,11 @@ def check_comparable(baseline: Mapping[str, Any], current: Mapping[str, Any], su
         for what in ("contract", "libraries"):
             label = f"{name}: promise" if what == "contract" else f"{name}: version of"
             notes += _differences(label, before[name].get(what, {}), now[name].get(what, {}))
-    if set(baseline["environment"].get("gpus", [])) != set(current["environment"].get("gpus", [])):
+    gpus = [document["environment"].get("gpus", []) for document in (baseline, current)]
+    if set(gpus[0]) != set(gpus[1]):
         notes.append(f"GPUs: {_listed(baseline)} before, {_listed(current)} now")
-    elif baseline["environment"].get("gpus", []) != current["environment"].get("gpus", []):
-        counts = [len(d["environment"]["gpus"]) for d in (baseline, current)]
-        notes.append(f"number of GPUs: {counts[0]} before, {counts[1]} now")
+    elif len(gpus[0]) != len(gpus[1]):
+        notes.append(f"number of GPUs: {len(gpus[0])} before, {len(gpus[1])} now")
     return notes
 
 
@@ -104,8 +107,9 @@ def _selected(selection: Mapping[str, Any]) -> set[str]:
             f"{_described(selection)}: only a report of the same selection can be compared with it"
         )
     queries = selection["queries"]
-    cases = offered(all_cases(), selection["set"] == "quick", queries)
-    return set(part(select(cases, queries), selection.get("shard")))
+    chosen = select(offered(all_cases(), selection["set"] == "quick", queries), queries)
+    numbers, _, count = selection.get("shard", "1/1").partition("/")  # of a merged report there are several
+    return {case for number in numbers.split(",") for case in part(chosen, f"{number}/{count}")}
 
 
 def _described(selection: Mapping[str, Any]) -> str:
@@ -134,7 +138,7 @@ def _packages(document: Mapping[str, Any]) -> dict[str, str]:
 
 def _device(document: Mapping[str, Any], backend: Mapping[str, Any]) -> str:
     """The GPUs by name and architecture, without their drivers and their number; of the CPU its kind."""
-    environment = document["environment"]
+    environment = machine_of(document, backend["name"])
     if not backend["device"].startswith("cuda"):
         return f"{backend['device']} ({environment['platform']} {environment.get('processor', '')})"
     gpus = sorted({gpu.rpartition(", driver")[0] or gpu for gpu in environment.get("gpus", [])})

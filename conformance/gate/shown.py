@@ -8,17 +8,19 @@ from conformance.gate.changes import BETTER, CONFORMANCE, PERFORMANCE, Change, K
 from conformance.gate.decision import Decision
 
 _TOLD = (Kind.NEW_FAILING, Kind.OTHERWISE, Kind.WAIVED, Kind.AMBIGUOUS, Kind.STILL, Kind.NEW)
-# What closes the gate is listed in full; of the rest there can be thousands.
+# What closes the gate and what got better is listed in full; of the rest there can be thousands.
 _MOST_TOLD = 20
-# A comment on a pull request takes 65536 characters.
-_MOST_IN_MARKDOWN = 100
+# A comment on a pull request takes 65536 characters: the first of these with which all kinds together fit.
+_MOST_IN_MARKDOWN = (100, 30, 10, 3)
+_LONGEST_COMMENT = 60_000
+_LONGEST_CELL = 240
 
 
 def text_of(decision: Decision) -> str:
-    """Every regression a line, then what got better, then the rest."""
+    """Every regression a line, then all that got better, then the rest."""
     lines = [f"note: {note}" for note in decision.notes]
     for kind, own in _by_kind(decision.changes):
-        shown = own if kind in (*CONFORMANCE, *PERFORMANCE) else own[:_MOST_TOLD]
+        shown = own if kind in (*CONFORMANCE, *PERFORMANCE, *BETTER) else own[:_MOST_TOLD]
         if kind in (Kind.STILL, Kind.NEW):
             shown = []
         lines.append(f"{kind.value}: {len(own)}")
@@ -39,6 +41,12 @@ def summary(decision: Decision) -> str:
 
 def markdown_of(decision: Decision) -> str:
     """The same as a section of a comment; long lists are cut, and say so."""
+    made = (_markdown(decision, most) for most in _MOST_IN_MARKDOWN)
+    return next((text for text in made if len(text) <= _LONGEST_COMMENT), "") or _markdown(decision, 0)
+
+
+def _markdown(decision: Decision, most: int) -> str:
+    """most: changes of a kind that closes the gate; of another, a fifth."""
     passed = "passes" if not decision.exit_code else "is closed"
     lines = [f"## QuantCTS gate {passed}", "", f"`{summary(decision)}`", ""]
     for kind, own in _by_kind(decision.changes):
@@ -46,13 +54,13 @@ def markdown_of(decision: Decision) -> str:
         lines += [f"### {kind.value[0].upper()}{kind.value[1:]}: {len(own)}", ""]
         if kind in (Kind.STILL, Kind.NEW):
             continue
-        most = _MOST_IN_MARKDOWN if closes else _MOST_TOLD
+        count = most if closes else most // 5
         lines += ["| backend | case | before | now | detail |", "| --- | --- | --- | --- | --- |"]
-        for change in own[:most]:
+        for change in own[:count]:
             fields = (change.backend, f"`{change.case}`" if change.case else "", change.before, change.now)
             lines.append("| " + " | ".join(map(_cell, (*fields, change.detail))) + " |")
-        if len(own) > most:
-            lines.append(f"| | and {len(own) - most} more | | | |")
+        if len(own) > count:
+            lines.append(f"| | and {len(own) - count} more | | | |")
         lines.append("")
     if decision.notes:
         lines += ["### Differs, and was compared all the same", "", *(f"- {n}" for n in decision.notes), ""]
@@ -75,4 +83,5 @@ def _line(change: Change) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    words = " ".join(text.split()).replace("|", "\\|")
+    return words if len(words) <= _LONGEST_CELL else f"{words[:_LONGEST_CELL]}…"

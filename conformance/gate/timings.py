@@ -17,7 +17,6 @@ is slower; shorter by as much, faster. What is beyond the limit and inside the n
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from conformance.errors import RunError
 from conformance.gate.changes import Change, Kind
 from conformance.gate.comparable import Key
 from conformance.noise import noise_of
+from conformance.report.document import read_json
 
 DEFAULT_LIMIT = 1.10
 
@@ -44,12 +44,7 @@ class Timing:
 
 def read_timings(path: Path) -> dict[Key, Timing]:
     """The benchmarks of a file, by backend and case. Raises RunError naming the file and the field."""
-    try:
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise RunError(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{path}: it is not JSON, or half of it ({error})") from error
+    document = read_json(path)
     records = document.get("benchmarks") if isinstance(document, dict) else None
     if not isinstance(records, list):
         raise RunError(
@@ -71,6 +66,8 @@ def read_timings(path: Path) -> dict[Key, Timing]:
         found[key] = _timing(place, record, extra, _device(document, _text(extra, "device")) or cpu)
     untimed = _get(document, "quantcts").get("untimed")
     for record in untimed if isinstance(untimed, list) else []:
+        if not isinstance(record, dict):
+            raise RunError(f"{path}: quantcts/untimed: it holds something that is no object")
         workload, backend = _text(record, "workload"), _text(record, "backend")
         why = f"{_text(record, 'state')}: {_text(record, 'reason')}"
         device = _device(document, _text(record, "device")) or cpu
@@ -104,9 +101,10 @@ def _timing(place: str, record: Mapping[str, Any], extra: Mapping[str, Any], dev
 def compare_timings(
     before: Mapping[Key, Timing], now: Mapping[Key, Timing], limit: float = DEFAULT_LIMIT
 ) -> list[Change]:
-    """limit: how many times as long is still no slowdown. Raises RunError for other devices, or nothing in common."""
+    """limit: how many times as long is still no slowdown. Raises RunError for other devices, or where nothing that was
+    timed before was asked again."""
     common = [key for key in before if key in now]
-    if not common:
+    if not any(before[key].seconds is not None for key in common):
         raise RunError("the benchmark files have no benchmark in common; nothing was compared")
     changes = [
         Change(Kind.UNTIMED, *key, _shown(timing), "", "it was not timed now")

@@ -8,7 +8,7 @@ from pathlib import Path
 from conformance.direct import ask
 from conformance.exitcodes import ExitCode
 from conformance.isolation.remote import RemoteBackend, RemoteSubject
-from conformance.replay.bundle import Bundle, open_bundle
+from conformance.replay.bundle import Bundle, BundleError, open_bundle
 from conformance.replay.kept import hosted
 from conformance.replay.source import source_name, source_of
 from conformance.verdict import JUDGED, Outcome, Verdict
@@ -23,6 +23,8 @@ def replay(folders: Sequence[Path], spec: str | None) -> tuple[ExitCode, list[st
     bundles: list[Bundle] = []
     for folder in folders:
         bundle = open_bundle(folder)
+        if spec is None:
+            _check_spec(bundle)
         bundles += [bundle, *([open_bundle(bundle.shrunken)] if bundle.shrunken else [])]
     lines, verdicts = [], []
     for own in dict.fromkeys(spec or bundle.spec for bundle in bundles):
@@ -36,6 +38,19 @@ def replay(folders: Sequence[Path], spec: str | None) -> tuple[ExitCode, list[st
     counts = {outcome: sum(v.outcome is outcome for v in verdicts) for outcome in Outcome}
     said = " + ".join(f"{outcome.value} {count}" for outcome, count in counts.items() if count)
     return code, [*lines, f"replayed {len(verdicts)} = {said}  exit code {int(code)}"]
+
+
+def _check_spec(bundle: Bundle) -> None:
+    """Raises BundleError where the backend would be loaded from a file that came with the bundle: what is in a bundle
+    is data, and who replays it did not choose that file."""
+    file = bundle.spec.rpartition(":")[0]
+    if not file.endswith(".py"):
+        return
+    if not Path(file).is_absolute() or Path(file).resolve().is_relative_to(bundle.path.resolve()):
+        raise BundleError(
+            f"{bundle.path}: backend/spec: {bundle.spec} is a file of the bundle; name a backend of yours "
+            "with --backend"
+        )
 
 
 def judged(bundle: Bundle, backend: RemoteBackend, spec: str) -> tuple[Verdict, str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from conformance.report.matrix import Cell
 from conformance.verdict import FAILING, Outcome, Verdict
+from conformance.waivers import outcome_of
 
 # Each verdict has a sign and a word, so that no colour is needed to read it.
 SIGNS = {
@@ -72,8 +73,9 @@ def _account(name: str, own: list[Verdict]) -> Account:
 
 
 def errors_of(verdicts: Iterable[Verdict]) -> list[float]:
-    """Of what was compared, as fractions of what is allowed; infinite of a wrong answer that has to be exact."""
-    worst = (inf if v.outcome is Outcome.DIVERGES and v.worst is None else v.worst for v in verdicts)
+    """Of what was compared, as fractions of what is allowed; infinite of a wrong answer that has to be exact, waived or
+    not."""
+    worst = (inf if outcome_of(v) is Outcome.DIVERGES and v.worst is None else v.worst for v in verdicts)
     return [error for error in worst if error is not None]
 
 

@@ -115,6 +115,9 @@ def statement(
     if check is not None:
         wrong = made.verify(made.read_statement(check), report, folder)
         print("\n".join(wrong) if wrong else f"{check}: it says what {report} gives")
+        open_question = made.unchecked(made.read_statement(check), report, folder)
+        if open_question:
+            print(f"not checked: {open_question}")
         raise SystemExit(ExitCode.CONFORMANCE if wrong else ExitCode.AS_EXPECTED)
     said = made.statement(report, vendor, backend, folder)
     made.write(output, said)

@@ -33,7 +33,8 @@ from conformance.isolation.remote import RemoteBackend
 from conformance.ledger import Ledger
 from conformance.report.findings import findings
 from conformance.report.journal import Begun, Journal, code_of, part_of
-from conformance.verdict import Outcome, Verdict
+from conformance.strictjson import strict_json
+from conformance.verdict import FAILING, JUDGED, Outcome, Verdict
 from reference import SPECIFICATION_VERSION
 from reference.bounds import false_alarm_bound
 
@@ -217,6 +218,26 @@ def specs_of(document: Mapping[str, Any]) -> dict[str, str]:
     return {b["name"]: b.get("spec", b["name"]) for b in document["environment"]["backends"]}
 
 
+def machine_of(document: Mapping[str, Any], backend: str) -> dict[str, Any]:
+    """The environment that a backend was judged in. Of a merged report that of the parts which have the backend; where
+    they differ, what each of them says, joined by " | "."""
+    parts = [part["environment"] for part in document.get("parts", ()) if backend in part["backends"]]
+    if not parts:
+        return dict(document["environment"])
+    made = {name: _joined([part.get(name) for part in parts]) for name in parts[0]}
+    made["packages"] = {
+        name: _joined([part.get("packages", {}).get(name, "absent") for part in parts])
+        for name in dict.fromkeys(name for part in parts for name in part.get("packages", {}))
+    }
+    gpus = dict.fromkeys(gpu for part in parts for gpu in part.get("gpus", ()))
+    return {**made, **({"gpus": list(gpus)} if gpus else {})}
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    different = list(dict.fromkeys(map(str, values)))
+    return values[0] if len(different) == 1 else " | ".join(different)
+
+
 def place_to_write(option: str, path: str) -> Path:
     """A place for a file of a run, looked at before anything is judged; an old file is gone from there, for it must not
     pass for this run's. Raises RunError when it is no place."""
@@ -225,24 +246,38 @@ def place_to_write(option: str, path: str) -> Path:
         raise RunError(f"{option} {path}: it is a folder; name a file")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.unlink(missing_ok=True)
-        place.touch()
-        place.unlink()
+        if not _is_device(place):
+            place.unlink(missing_ok=True)
+            place.touch()
+            place.unlink()
     except OSError as error:
         raise RunError(f"{option} {path}: it cannot be written there: {error.strerror}") from error
     return place
 
 
 def put(path: Path, content: bytes) -> None:
-    """Write beside, rename into place; compressed where the name ends in .gz. Raises RunError naming the file."""
+    """Write beside, rename into place; compressed where the name ends in .gz. What is no file, as /dev/stdout, is
+    written to. Raises RunError naming the file."""
+    if path.is_dir():
+        raise RunError(f"{path}: it is a folder; name a file")
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    packed = gzip.compress(content, mtime=0) if path.suffix == ".gz" else content
     try:
-        beside.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+        if _is_device(path):
+            path.write_bytes(packed)
+            return
+        beside.write_bytes(packed)
         os.replace(beside, path)
     except OSError as error:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
         raise RunError(f"{path}: it cannot be written there: {error.strerror}") from error
+    except ValueError as error:  # a name that cannot be one
+        raise RunError(f"{path}: it cannot be written there: {error}") from error
+
+
+def _is_device(path: Path) -> bool:
+    return path.exists() and not path.is_file()
 
 
 def write_atomically(path: Path, document: dict[str, Any]) -> None:
@@ -268,7 +303,8 @@ def _one_of_each_kind(document: Any) -> Any:
 
 
 def _kind(value: Any, name: str = "") -> Any:
-    """All that the schema sees of a value: names, types, signs, whether a number is whole, the word of an outcome."""
+    """All that the schema sees of a value: names, types, signs, whether a number is whole and a text empty, the word of
+    an outcome."""
     if isinstance(value, dict):
         return tuple((key, _kind(member, key)) for key, member in value.items())
     if isinstance(value, list):
@@ -277,7 +313,7 @@ def _kind(value: Any, name: str = "") -> Any:
         return value
     if isinstance(value, int | float):
         return (type(value), value < 0, value == value // 1)
-    return value if name == "outcome" else str
+    return value if name == "outcome" else (str, bool(value))
 
 
 def content_of(path: Path) -> bytes:
@@ -291,12 +327,17 @@ def content_of(path: Path) -> bytes:
         raise RunError(f"{path}: {error.strerror}") from error
 
 
-def read(path: Path) -> dict[str, Any]:
-    """A report from disk. Raises RunError naming the file and the field that is wrong."""
+def read_json(path: Path) -> Any:
+    """A JSON document from disk. Raises RunError naming the file."""
     try:
-        document: dict[str, Any] = json.loads(content_of(path))
+        return strict_json(content_of(path))
     except ValueError as error:
         raise RunError(f"{path}: it is not JSON, or half of it ({error})") from error
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A report from disk. Raises RunError naming the file and the field that is wrong."""
+    document: dict[str, Any] = read_json(path)
     sample = _one_of_each_kind(document)
     fault = next(iter(jsonschema.Draft202012Validator(schema()).iter_errors(sample)), None)
     if fault is not None:
@@ -312,7 +353,30 @@ def read(path: Path) -> dict[str, Any]:
             raise RunError(
                 f"{path}: ledger/{outcome.value}: it says {said}, of the cases it is {found[outcome.value]}"
             )
+    fault = _contradiction(document, found)
+    if fault:
+        raise RunError(f"{path}: {fault}")
     return document
+
+
+def _contradiction(document: Mapping[str, Any], found: Mapping[str, int]) -> str:
+    """What of a report cannot be so, whatever was judged; nothing: empty. found: how many cases have an outcome."""
+    ledger, code = document["ledger"], document["exit_code"]
+    judged = sum(found[outcome.value] for outcome in JUDGED)
+    if ledger["judged"] != judged:
+        return f"ledger/judged: it says {ledger['judged']}, of the cases it is {judged}"
+    if ledger["planned"] < len(document["cases"]):
+        return f"ledger/planned: it says {ledger['planned']}, there are {len(document['cases'])} cases"
+    counts = Counter((record["case"], record["backend"]) for record in document["cases"])
+    (case, backend), count = next(iter(counts.most_common(1)), (("", ""), 1))
+    if count > 1:
+        return f"cases/{case}: of {backend} it is there {count} times"
+    strange = {record["backend"] for record in document["cases"]} - specs_of(document).keys()
+    if strange:
+        return f"environment/backends: nothing is said of {min(strange)}, which has cases"
+    if code == ExitCode.AS_EXPECTED and (ledger["problems"] or any(found[o.value] for o in FAILING)):
+        return "exit_code: it says 0, and cases fail or the account has problems"
+    return ""
 
 
 def _now() -> str:

@@ -6,7 +6,6 @@ and a mark of its own; the numbers stand in a table below.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 from markupsafe import Markup
 
 from conformance.errors import RunError
-from conformance.report.document import content_of
+from conformance.report.document import read_json
 
 _FIELDS = {
     "layer": str, "backend": str, "tokens": int, "device": str, "median_seconds": float, "floor_seconds": float,
@@ -58,12 +57,11 @@ class Figure:
 
 def read_bench(path: Path) -> dict[str, Any]:
     """The benchmark's JSON. Raises RunError naming the file and what is no figure of the benchmark."""
-    try:
-        document = json.loads(content_of(path))
-    except ValueError as error:
-        raise RunError(f"{path}: it is not JSON, or half of it ({error})") from error
-    records = document.get("benchmarks") if isinstance(document, dict) else None
-    if not isinstance(records, list) or "quantcts" not in document:
+    document = read_json(path)
+    own = document if isinstance(document, dict) else {}
+    records, about = own.get("benchmarks"), own.get("quantcts")
+    environment = about.get("environment", {}) if isinstance(about, dict) else None
+    if not isinstance(records, list) or not isinstance(environment, dict):
         raise RunError(f"{path}: it is not what `quantcts bench --benchmark-json` writes")
     for number, record in enumerate(records):
         info = record.get("extra_info") if isinstance(record, dict) else None
@@ -130,7 +128,8 @@ def _decades(values: Sequence[float]) -> _Axis:
 
 def _fifths(values: Sequence[float]) -> _Axis:
     top = max(1.0, *values)
-    return lambda value: value / top, [(i / 5, f"{i / 5:g}") for i in range(int(top * 5) + 1)]
+    step = 0.2 if top <= 2 else top / 5
+    return lambda value: value / top, [(i * step, f"{i * step:.3g}") for i in range(int(top / step) + 1)]
 
 
 def _chart(

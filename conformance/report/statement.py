@@ -21,7 +21,7 @@ import jsonschema
 from conformance.cases import all_cases
 from conformance.errors import RunError
 from conformance.report.account import errors_of, headline
-from conformance.report.document import content_of, put, read, verdicts_of
+from conformance.report.document import content_of, machine_of, put, read, read_json, verdicts_of
 from conformance.report.matrix import enumerated
 from conformance.report.page import render
 from conformance.verdict import JUDGED, Outcome, Verdict
@@ -59,6 +59,7 @@ def statement(
     if not any(v.outcome in JUDGED for v in verdicts):
         raise RunError(f"{report}: nothing of {told['name']} was judged")
     environment = document["environment"]
+    machine = machine_of(document, told["name"])
     elements = sum(v.elements for v in verdicts)
     said = {
         "schema": STATEMENT_VERSION,
@@ -79,7 +80,7 @@ def statement(
         },
         "scope": {"whole": _whole(document["selection"]), **document["selection"]},
         "backend": told,
-        "environment": {name: environment[name] for name in _OF_A_MACHINE if name in environment},
+        "environment": {name: machine[name] for name in _OF_A_MACHINE if name in machine},
         "verdict": FAILS if document["ledger"]["problems"] else _verdict(verdicts),
         "counts": {"cases": len(verdicts), **_counts(verdicts)},
         "largest_error": _largest(verdicts),
@@ -115,15 +116,11 @@ def _vectors(document: Mapping[str, Any], folder: Path | None) -> dict[str, str]
     if folder is None:
         return None
     path = folder / "manifest.json"
-    content = content_of(path)
-    try:
-        manifest = json.loads(content)
-        version = manifest["version"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise RunError(
-            f"{path}: version: it is missing, or the file is no manifest of golden vectors"
-        ) from error
-    return {"version": str(version), "sha256": hashlib.sha256(content).hexdigest()}
+    manifest = read_json(path)
+    version = manifest.get("version") if isinstance(manifest, dict) else None
+    if version is None:
+        raise RunError(f"{path}: version: it is missing, or the file is no manifest of golden vectors")
+    return {"version": str(version), "sha256": hashlib.sha256(content_of(path)).hexdigest()}
 
 
 def _whole(selection: Mapping[str, Any]) -> bool:
@@ -184,10 +181,7 @@ def _waivers(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
 
 def read_statement(path: Path) -> dict[str, Any]:
     """A statement from disk. Raises RunError naming the file and the field that is wrong."""
-    try:
-        said: dict[str, Any] = json.loads(content_of(path))
-    except ValueError as error:
-        raise RunError(f"{path}: it is not JSON, or half of it ({error})") from error
+    said: dict[str, Any] = read_json(path)
     fault = next(iter(jsonschema.Draft202012Validator(schema()).iter_errors(said)), None)
     if fault is not None:
         place = "/".join(map(str, fault.absolute_path)) or "the document"
@@ -198,11 +192,10 @@ def read_statement(path: Path) -> dict[str, Any]:
 def verify(said: Mapping[str, Any], report: Path, vectors: Path | None) -> list[str]:
     """What the statement says and the report does not, a line a field; nothing where they agree.
 
-    vectors: without the folder, the version and hash of vectors that the report itself does not name are taken on
-    trust. The vendor and the day are held by the digest alone.
+    vectors: see `unchecked`. The vendor and the day are held by the digest alone.
     """
     made = statement(report, said["vendor"], said["backend"]["name"], vectors, said["made"])
-    if vectors is None and made["vectors"] is None:
+    if unchecked(said, report, vectors):
         made["vectors"] = said["vectors"]
     made["digest"] = digest(
         said
@@ -211,6 +204,16 @@ def verify(said: Mapping[str, Any], report: Path, vectors: Path | None) -> list[
         f"{place}: the statement says {_short(one)}, the report gives {_short(two)}"
         for place, one, two in _differing(said, made, "")
     ]
+
+
+def unchecked(said: Mapping[str, Any], report: Path, vectors: Path | None) -> str:
+    """What cannot be checked here, and is taken on trust; nothing: empty. A report that was not judged from vectors
+    names none, and who makes a statement or checks it may have no folder of them."""
+    if "vectors" in read(report)["selection"] or (vectors is not None and said["vectors"] is not None):
+        return ""
+    return (
+        "vectors: it names none" if said["vectors"] is None else "vectors: give their folder with --vectors"
+    )
 
 
 def _differing(one: Any, two: Any, place: str) -> Iterator[tuple[str, Any, Any]]:
