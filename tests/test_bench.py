@@ -697,7 +697,9 @@ def test_a_slowed_backend_closes_the_gate(slowed):
     reports = ("--baseline", report, "--current", report, "--current-bench", now)
     gate = call("gate", *reports, "--baseline-bench", folder / "Sound.json")
     assert gate.code == 2
-    assert "newly slow: 1\n  kernel activation_quantization/k4096/w8-channel-sym/a-int8/bf16/m1" in gate.output
+    assert (
+        "newly slow: 1\n  kernel activation_quantization/k4096/w8-channel-sym/a-int8/bf16/m1" in gate.output
+    )
     assert call("gate", *reports, "--baseline-bench", now).code == 0
 
 

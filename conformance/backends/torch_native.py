@@ -80,7 +80,7 @@ class TorchNativeBackend:
     libraries = ("torch",)
     kernels: ClassVar = {
         "linear": "tinygemm|weight_int8pack|gemm|cutlass|nvjet|xmma",
-        "moe": "gemm|cutlass|nvjet|xmma",
+        "moe": "grouped_gemm|GroupProblemShape",
     }
     # integers: sums of _int_mm in int32. accumulator: _scaled_mm without fast accumulation moves Hopper's sums to
     # float32 every 128 columns. Scales meet float32 sums, which are rounded once. intermediates: tensors of 16 bits.
@@ -166,6 +166,8 @@ class TorchNativeBackend:
 
     def _experts_reason(self, fmt: Format, i: int, h: int) -> str:
         """Why a layer of experts is declined, or nothing."""
+        if fmt.args is None and fmt.dtype != "bf16" and self.device == "cuda":
+            return f"_grouped_mm has no grouped kernel of {fmt.dtype}: it multiplies expert by expert"
         if fmt.args is None:  # rows of 16 bytes
             return (
                 "" if i % 8 == h % 8 == 0 else f"_grouped_mm needs sizes of a multiple of 8, not I={i}, H={h}"

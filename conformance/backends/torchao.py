@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -22,6 +22,8 @@ from reference.bounds import Contract
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 
+# What cuBLAS calls its products
+CUBLAS = "nvjet|gemm|gemv|cutlass|xmma"
 _INT8 = ".quantize_.workflows.int8.int8_tensor"
 _NO_ACT_ORDER = "torchao's blocks are contiguous: it has no group activation ordering"
 
@@ -33,8 +35,8 @@ class IntxBackend:
     """
 
     libraries = ("torchao", "torch")
-    # What multiplies is torch's product of 16 bits, whatever cuBLAS calls it.
-    kernels = ""
+    # What multiplies is torch's product of 16 bits.
+    kernels: ClassVar = {"linear": CUBLAS}
     # weights: (q - z) * s in the dtype of the layer; q - z is exact there. quantizer: (max - min) / 255 with zero among
     # the values, in the dtype of x.
     contract = Contract(weights="rounded", quantizer="compressed-tensors")
@@ -98,7 +100,7 @@ class Int8Backend:
     """Int8Tensor: 8 bits, symmetric; activations of 16 bits, or int8 per token for channels."""
 
     libraries = ("torchao", "torch")
-    kernels = ""
+    kernels: ClassVar = {"linear": CUBLAS}
     # epilogue: the product of codes has 16 bits when it meets the scale of the channel, and again the bias. quantizer:
     # amax / 127.5 in the dtype of x, x times its reciprocal in float32. integers: sums in int32. weights: of groups,
     # dequantized to 16 bits.
@@ -124,6 +126,7 @@ class Int8Backend:
             _weight_reason(weight.bits, weight.symmetric),
             _activation_reason(activation) if activation is not None else "",
             _group_reason(weight.group_size, case.k) if activation is not None else "",
+            self._shape_reason(case.n, case.k) if activation is not None else "",
         )
 
     def dequantize(self, checkpoint: Checkpoint) -> torch.Tensor:
@@ -134,7 +137,8 @@ class Int8Backend:
     def load_linear(self, checkpoint: Checkpoint) -> Linear:
         weight, args = weight_of(checkpoint), checkpoint.input_activations
         if args is not None:
-            _refuse(_activation_reason(args), _group_reason(weight.group_size, weight.codes.shape[1]))
+            n, k = weight.codes.shape
+            _refuse(_activation_reason(args), _group_reason(weight.group_size, k), self._shape_reason(n, k))
         return _linear(self._tensor(weight, args), weight.bias)
 
     def quantize_activation(
@@ -143,6 +147,12 @@ class Int8Backend:
         _refuse(_activation_reason(args))
         found = self._library.Int8Tensor.from_hp(x, self._library.PerRow())
         return [found.qdata, found.scale.reshape(len(x), 1).float()]
+
+    def _shape_reason(self, n: int, k: int) -> str:
+        """Of int8 activations."""
+        if self.device == "cuda" and (n % 8 or k % 8):
+            return f"torchao multiplies int8 codes on the CPU where 8 does not divide N={n} and K={k}"
+        return ""
 
     def _tensor(self, weight: TorchWeight, args: Mapping[str, Any] | None) -> Any:
         _refuse(_weight_reason(weight.bits, weight.zero_point is None))
