@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import signal
 import sys
 import traceback
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from conformance import interrupts
 from conformance.errors import EnvironmentMissing, RunError
 from conformance.exitcodes import ExitCode, worst
 from conformance.report import commands
@@ -91,8 +91,7 @@ def _pytest(context: typer.Context, ini: str, suites: list[str], words: list[str
     place = Path(__file__).parent / "suites" / ini
     arguments = ["-c", str(place), "--rootdir", os.getcwd(), "-p", "quantcts", "--pyargs", *suites]
     ending = Ending()
-    # Whoever ends a run with SIGTERM, as CI does, gets the report of what was judged, as after an interrupt.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupts.heed()
     try:
         said = pytest.main([*arguments, *words, *context.args], plugins=[ending])
     except Exception as error:

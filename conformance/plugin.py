@@ -22,6 +22,7 @@ from conformance.errors import RunError
 from conformance.exitcodes import ExitCode, worst
 from conformance.gate.decision import decide, read_baseline
 from conformance.gate.shown import text_of
+from conformance.interrupts import raise_lost
 from conformance.isolation.remote import RemoteBackend, RemoteSubject
 from conformance.judge import Judge
 from conformance.ledger import Ledger
@@ -369,6 +370,7 @@ class Keeper:
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: Any) -> None:
+        raise_lost()
         record = getattr(report, "quantcts", None)
         if record is not None:
             self._enter(report.nodeid, Verdict.from_json(record))
