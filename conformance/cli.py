@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import typer
 
-from conformance import interrupts
 from conformance.errors import EnvironmentMissing, RunError
 from conformance.exitcodes import ExitCode, worst
 from conformance.report import commands
@@ -69,6 +68,8 @@ def _pytest(context: typer.Context, ini: str, suites: list[str], words: list[str
     """Have pytest run suites, with what else was given. code: the key under which a plugin leaves how it ended."""
     import pytest
 
+    from conformance.interrupts import Heed
+
     class Ending:
         """What our own plugin ended the run with; pytest's numbers mean other things."""
 
@@ -90,10 +91,10 @@ def _pytest(context: typer.Context, ini: str, suites: list[str], words: list[str
         return
     place = Path(__file__).parent / "suites" / ini
     arguments = ["-c", str(place), "--rootdir", os.getcwd(), "-p", "quantcts", "--pyargs", *suites]
-    ending = Ending()
-    interrupts.heed()
+    ending, heed = Ending(), Heed()
     try:
-        said = pytest.main([*arguments, *words, *context.args], plugins=[ending])
+        with heed.signals():
+            said = pytest.main([*arguments, *words, *context.args], plugins=[ending, heed])
     except Exception as error:
         if type(error).__name__ != "PerformanceRegression":  # of pytest-benchmark's --benchmark-compare-fail
             raise

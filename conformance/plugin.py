@@ -22,14 +22,13 @@ from conformance.errors import RunError
 from conformance.exitcodes import ExitCode, worst
 from conformance.gate.decision import decide, read_baseline
 from conformance.gate.shown import text_of
-from conformance.interrupts import raise_lost
 from conformance.isolation.remote import RemoteBackend, RemoteSubject
 from conformance.judge import Judge
 from conformance.ledger import Ledger
 from conformance.query import offered, part, select
 from conformance.replay.kept import DEFAULT_LIMIT as DEFAULT_BUNDLES
 from conformance.replay.kept import DEFAULT_SECONDS, Keeping, clear, default_folder
-from conformance.report.document import ANSWERS, WAITING, Report, environment, place_to_write, put
+from conformance.report.document import ANSWERS, WAITING, Report, environment, is_device, place_to_write, put
 from conformance.report.journal import Begun, part_of, read_journal
 from conformance.report.markdown import report_markdown
 from conformance.report.page import report_page
@@ -370,7 +369,6 @@ class Keeper:
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: Any) -> None:
-        raise_lost()
         record = getattr(report, "quantcts", None)
         if record is not None:
             self._enter(report.nodeid, Verdict.from_json(record))
@@ -420,12 +418,6 @@ class Keeper:
             return waiver.waive(verdict)
         self.ledger.faults.append(f"{verdict.backend} {verdict.case}: {waiver.outlived_by(verdict)}")
         return verdict
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Leave out the frames that an interrupt found between two lines: pytest raises TypeError at them,
-        before it knows that the run was interrupted, and the run would pass for one that ended by itself."""
-        excinfo.traceback = excinfo.traceback.filter(lambda entry: entry._rawentry.tb_lineno is not None)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
@@ -527,10 +519,14 @@ def _check_places(option: Any) -> None:
             raise RunError(
                 f"--{name.replace('_', '-')}: the name is empty; name a file, or leave the option out"
             )
+    if option.report and is_device(Path(option.report)):
+        raise RunError(f"--report {option.report}: a report is written beside its journal; name a file")
     places: dict[Path, str] = {}
     for name in ("report", "report_html", "report_markdown"):
         given = getattr(option, name)
-        other = places.setdefault(Path(given).resolve(), name) if given else name
+        if not given or is_device(Path(given)):
+            continue
+        other = places.setdefault(Path(given).resolve(), name)
         if other != name:
             raise RunError(
                 f"--{name.replace('_', '-')} {given}: --{other.replace('_', '-')} is written there; name another file"

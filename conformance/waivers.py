@@ -80,19 +80,22 @@ def read_waivers(
         _read(f"{path}: waiver {i + 1}", table, ids, names, today or datetime.date.today())
         for i, table in enumerate(tables)
     ]
-    _check_shadows(path, found, ids, names)
+    _check_shadows(path, found, ids)
     return found
 
 
-def _check_shadows(path: Path, waivers: list[Waiver], ids: list[str], backends: list[str]) -> None:
-    """Raises RunError for a waiver that waives nothing, as those before it waive all of it."""
-    waived: set[tuple[str, str]] = set()
-    for number, waiver in enumerate(waivers, 1):
-        names = [name for name in backends if fnmatch(name, waiver.backend)]
-        own = {(name, case) for name in names for case in select(ids, [waiver.query])}
-        if own <= waived:
-            raise RunError(f"{path}: waiver {number}: those before it waive all that it matches; remove it")
-        waived |= own
+def _check_shadows(path: Path, waivers: list[Waiver], ids: list[str]) -> None:
+    """Raises RunError for a waiver that waives nothing, as those before it, of the same backends or of all, waive all
+    of it."""
+    cases = [set(select(ids, [waiver.query])) for waiver in waivers]
+    for number, waiver in enumerate(waivers):
+        earlier = [
+            c for w, c in zip(waivers[:number], cases, strict=False) if w.backend in ("*", waiver.backend)
+        ]
+        if cases[number] <= set().union(*earlier):
+            raise RunError(
+                f"{path}: waiver {number + 1}: those before it waive all that it matches; remove it"
+            )
 
 
 def _read(
@@ -103,6 +106,8 @@ def _read(
     for name, kind in _FIELDS.items():
         if type(table.get(name)) is not kind or not str(table[name]).strip():
             raise RunError(f"{place}: {name}: missing, or no {kind.__name__}")
+        if " [" in str(table[name]):
+            raise RunError(f"{place}: {name}: leave out ` [`; what was waived stands in brackets behind it")
     if set(table) - set(_FIELDS):
         raise RunError(f"{place}: {min(set(table) - set(_FIELDS))}: unknown field")
     waiver = Waiver(**table)

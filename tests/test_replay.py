@@ -349,19 +349,25 @@ def test_nothing_of_a_bundle_is_executed(sound, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("place", ["{bundle}/payload.py", "b/payload.py", "payload.py"])
-def test_no_backend_is_loaded_from_a_file_that_came_with_a_bundle(sound, tmp_path, monkeypatch, place):
-    folder = tmp_path / "b"
+@pytest.mark.parametrize("inner", [False, True], ids=["the bundle", "its shrunken case"])
+@pytest.mark.parametrize("place", ["{bundle}/payload.py", "b/payload.py", "payload.py", "b.payload"])
+def test_no_backend_is_loaded_from_a_file_that_came_with_a_bundle(sound, tmp_path, monkeypatch, place, inner):
+    folder = outer = tmp_path / "b"
     shutil.copytree(sound, folder)
+    if inner:
+        folder = outer / "shrunken"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(sound, folder, ignore=shutil.ignore_patterns("shrunken"))
     (folder / "payload.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef backend(): ...\n")
     edited("bundle.json", lambda d: d["backend"].update(spec=f"{place.format(bundle=folder)}:backend"))(
         folder
     )
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(BundleError, match=r"backend/spec: .* name a backend of yours with --backend"):
-        replay([folder], None)
+        replay([outer], None)
     assert not (tmp_path / "ran").exists()
-    code, _ = replay([folder], "numpy")
+    code, _ = replay([outer], "numpy")
     assert code == 0
 
 

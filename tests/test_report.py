@@ -142,7 +142,7 @@ def of_nobody(document):
     [
         (lambda d: d["ledger"].update(judged=1), r"ledger/judged: it says 1, of the cases it is \d+"),
         (lambda d: d["ledger"].update(planned=1), r"ledger/planned: it says 1, there are \d+ cases"),
-        (lambda d: d["ledger"].update(problems=["one"]), "exit_code: it says 0"),
+        (lambda d: d["ledger"].update(problems=["one"], planned=1), "exit_code: it says 0"),
         (twice, "of numpy it is there 2 times"),
         (of_nobody, "environment/backends: nothing is said of nobody"),
     ],
@@ -177,6 +177,7 @@ def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
         (("--waivers", ""), "--waivers: the name is empty"),
         (("--report-html", ""), "--report-html: the name is empty"),
         (("--report", "r.json", "--report-markdown", "./r.json"), "./r.json: --report is written there"),
+        (("--report", "/dev/stdout"), "--report /dev/stdout: a report is written beside its journal; name a file"),
         (("--limit", "nan"), "--limit nan: give a number of seconds above 0"),
         (("--limit", "0"), "--limit 0.0: give a number of seconds above 0"),
     ],

@@ -7,7 +7,6 @@ each of which stands at many places: what a place does to the answer shows where
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -30,9 +29,8 @@ Array = npt.NDArray[Any]
 Float64Array = npt.NDArray[np.float64]
 T = TypeVar("T")
 
-# Of a layer of experts, as far as they meet no more weights than can be judged (plain.py) in some 20 seconds
+# Of a layer of experts
 DIFFERENT_TOKENS = 64
-JUDGED_WEIGHTS = (os.cpu_count() or 1) << 30
 # Neighbouring outputs that are joined with random signs
 JOINED = 64
 
@@ -153,12 +151,7 @@ class ExpertsLayer:
             ids = np.argsort(rng.random((DIFFERENT_TOKENS, case.experts)), axis=1)[:, : case.top_k]
             weights = rng.random((DIFFERENT_TOKENS, case.top_k), np.float32) + np.float32(0.1)
             weights /= weights.sum(axis=1, keepdims=True)
-            most = JUDGED_WEIGHTS // (3 * case.n * case.k)
-            judged = [p for p in range(1, len(ids) + 1) if len(np.unique(ids[:p])) <= most] or [1]
-            some = slice(judged[-1])
-            return Pool(
-                x[some].astype(float_format(case.dtype).dtype), weights[some], ids[some].astype(np.int32)
-            )
+            return Pool(x.astype(float_format(case.dtype).dtype), weights, ids.astype(np.int32))
 
         return self.once(("pool", seed), draw)
 
@@ -199,7 +192,6 @@ class Routed:
 def routed(layer: ExpertsLayer, tokens: int, seed: int) -> Routed:
     """Each different token once, as far as they go, then any of them."""
     pool, rng = layer.pool(seed), generator(f"{layer.name}/{seed}/{tokens}")
-    different = len(pool.x)
-    first = np.arange(min(different, tokens))
-    kind = np.concatenate([first, rng.integers(0, different, tokens - len(first))])
+    first = np.arange(min(DIFFERENT_TOKENS, tokens))
+    kind = np.concatenate([first, rng.integers(0, DIFFERENT_TOKENS, tokens - len(first))])
     return Routed(pool.x[kind], pool.weights[kind], pool.ids[kind], kind)

@@ -177,15 +177,16 @@ class Plugin:
         }
 
     @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if self.json and self.untimed and not self.json.exists():
             # pytest-benchmark writes nothing where nothing was timed.
             document = {"machine_info": {}, "benchmarks": [], "quantcts": self._about()}
             put(self.json, f"{json.dumps(document, indent=1)}\n".encode())
         code = ExitCode.AS_EXPECTED
         ours = self.states["wrong"] + self.states["crashes"] + self.states["invalid"]
-        if session.testsfailed > ours:
-            code = ExitCode.ENVIRONMENT  # the stand itself broke
+        broken = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
+        if broken or session.testsfailed > ours:
+            code = ExitCode.ENVIRONMENT  # it did not come to its end, or the stand itself broke
         elif self.states["wrong"] or self.states["crashes"]:
             code = ExitCode.CONFORMANCE
         elif self.states["invalid"]:

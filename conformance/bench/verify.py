@@ -63,6 +63,11 @@ def wrong_linear(
     layer: LinearLayer, case: Case, x: Array, y: Array, contract: Contract, seed: int = 0
 ) -> str:
     """What is wrong with y (M, N) of x (M, K); nothing: empty. seed: of what is sampled."""
+    wild = sum(
+        int((~np.isfinite(y[i : i + JOINED].astype(np.float32))).sum()) for i in range(0, case.m, JOINED)
+    )
+    if wild:
+        return f"{wild} outputs are not finite"
     tokens, outputs = some(case.m, TOKENS, seed), some(case.n, OUTPUTS, seed)
     expected = linear(
         x[tokens], layer.rows(outputs), None, float_format(case.dtype), contract, case.activation
@@ -87,8 +92,7 @@ def _projected(layer: LinearLayer, case: Case, x: Array, y: Array, contract: Con
     said = ""
     for met in _met(case, contract):
         values = met(x[tokens])
-        with np.errstate(invalid="ignore"):
-            wrong = ~(np.abs(joined - values @ layer.joined.T) <= DEVIATIONS * np.sqrt(variance))
+        wrong = np.abs(joined - values @ layer.joined.T) > DEVIATIONS * np.sqrt(variance)
         if not wrong.any():
             return ""
         token, block = np.argwhere(wrong)[0]
@@ -108,11 +112,11 @@ def _joined_tokens(layer: LinearLayer, case: Case, x: Array, y: Array, contract:
 
     def outputs(start: int) -> tuple[Float64Array, Float64Array]:
         """What the tiles of these tokens are, and how much they may vary."""
-        part = y[start : start + JOINED].astype(np.float32)
+        part = y[start : start + JOINED].astype(np.float64)
         squares = part * part
         joined = np.add.reduceat(signs[start : start + JOINED] @ part * layer.signs, columns)
-        rounding = np.add.reduceat(squares.sum(axis=0, dtype=np.float64), columns) * eps**2 / 12
-        return joined, rounding + SLACK**2 * widths * squares.mean(axis=1, dtype=np.float64).sum()
+        rounding = np.add.reduceat(squares.sum(axis=0), columns) * eps**2 / 12
+        return joined, rounding + SLACK**2 * widths * squares.mean(axis=1).sum()
 
     with ThreadPoolExecutor() as threads:  # NumPy computes side by side
         found, variance = (np.stack(each) for each in zip(*threads.map(outputs, rows), strict=True))
@@ -124,8 +128,7 @@ def _joined_tokens(layer: LinearLayer, case: Case, x: Array, y: Array, contract:
                 return np.asarray(signs[part] @ met(x[part]))
 
             expected = np.stack(list(threads.map(inputs, rows))) @ layer.joined.T
-            with np.errstate(invalid="ignore"):
-                wrong = ~(np.abs(found - expected) <= DEVIATIONS * np.sqrt(variance))
+            wrong = np.abs(found - expected) > DEVIATIONS * np.sqrt(variance)
             if not wrong.any():
                 return ""
             row, column = np.argwhere(wrong)[0]

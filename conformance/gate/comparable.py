@@ -140,7 +140,7 @@ def _device(document: Mapping[str, Any], backend: Mapping[str, Any]) -> str:
     """The GPUs by name and architecture, without their drivers and their number; of the CPU its kind."""
     environment = machine_of(document, backend["name"])
     if not backend["device"].startswith("cuda"):
-        return f"{backend['device']} ({environment['platform']} {environment.get('processor', '')})"
+        return f"{backend['device']} ({environment.get('platform', '')} {environment.get('processor', '')})"
     gpus = sorted({gpu.rpartition(", driver")[0] or gpu for gpu in environment.get("gpus", [])})
     return ", ".join(gpus) or "an unnamed GPU"
 

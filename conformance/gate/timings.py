@@ -105,7 +105,7 @@ def compare_timings(
     timed before was asked again."""
     common = [key for key in before if key in now]
     if not any(before[key].seconds is not None for key in common):
-        raise RunError("the benchmark files have no benchmark in common; nothing was compared")
+        raise RunError("nothing that was timed before was asked again; no times were compared")
     changes = [
         Change(Kind.UNTIMED, *key, _shown(timing), "", "it was not timed now")
         for key, timing in before.items()

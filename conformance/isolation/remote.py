@@ -28,6 +28,9 @@ from reference.bounds import Contract
 LOADING_SECONDS = 60.0
 # Of a backend that prepares, between two lines of progress
 SILENT_SECONDS = 300.0
+# How often a host may die before it takes a question. Deadly questions of others are fewer: only what cannot be sent
+# is met so often.
+ATTEMPTS = 1000
 # By then the supervisor has given a host up.
 _GIVEN_UP_SECONDS = (FAILED_STARTS + 1) * STARTING_SECONDS
 
@@ -94,13 +97,12 @@ class RemoteBackend:
             self.asking += time.monotonic() - start - (self.moving - moved)
 
     def _turn(self, request: Any) -> tuple[Connection, int]:
-        while True:
+        for _ in range(ATTEMPTS):
             try:
                 return self._begun(request)
             except _Gone:
-                # It died of what another judge asked, which has its verdict and is not asked again. What dies of no
-                # question is started FAILED_STARTS times.
-                continue
+                continue  # it died of what another judge asked, which has its verdict and is not asked again
+        raise _Failed(f"its process ended {ATTEMPTS} times before it took the question")
 
     def _answered(self, connection: Connection, pid: int, start: float) -> tuple[Said | None, Answer | None]:
         log = _log_size(self._path)

@@ -193,19 +193,22 @@ class Supervisor:
         return max(0.0, min(starts) + STARTING_SECONDS - time.monotonic()) if starts else None
 
     def _hear(self, hosted: _Hosted) -> None:
+        """All that a host has said."""
         try:
-            said = hosted.lifeline.recv()
+            while hosted.lifeline.poll():
+                said = hosted.lifeline.recv()
+                if said == ASKED:
+                    hosted.asked, hosted.ended = True, 0
+                elif isinstance(said, Description):
+                    hosted.ready = True
+                else:
+                    hosted.reason = f": {said}"
         except (EOFError, OSError):
             return  # it died: its sentinel says so
-        if said == ASKED:
-            hosted.asked, hosted.ended = True, 0
-        elif isinstance(said, Description):
-            hosted.ready = True
-        else:
-            hosted.reason = f": {said}"
 
     def _replace(self, hosted: _Hosted) -> None:
         process = hosted.process
+        self._hear(hosted)
         leave_word(hosted.path, process.pid, how_it_ended(process.exitcode))
         hosted.ended += 0 if hosted.asked else 1
         hosted.lifeline.close()

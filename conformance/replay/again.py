@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from conformance.direct import ask
@@ -23,9 +24,10 @@ def replay(folders: Sequence[Path], spec: str | None) -> tuple[ExitCode, list[st
     bundles: list[Bundle] = []
     for folder in folders:
         bundle = open_bundle(folder)
-        if spec is None:
-            _check_spec(bundle)
         bundles += [bundle, *([open_bundle(bundle.shrunken)] if bundle.shrunken else [])]
+    if spec is None:
+        for bundle in bundles:
+            _check_spec(bundle, [b.path.resolve() for b in bundles])
     lines, verdicts = [], []
     for own in dict.fromkeys(spec or bundle.spec for bundle in bundles):
         with hosted(own) as backend:
@@ -40,16 +42,23 @@ def replay(folders: Sequence[Path], spec: str | None) -> tuple[ExitCode, list[st
     return code, [*lines, f"replayed {len(verdicts)} = {said}  exit code {int(code)}"]
 
 
-def _check_spec(bundle: Bundle) -> None:
-    """Raises BundleError where the backend would be loaded from a file that came with the bundle: what is in a bundle
-    is data, and who replays it did not choose that file."""
-    file = bundle.spec.rpartition(":")[0]
-    if not file.endswith(".py"):
-        return
-    if not Path(file).is_absolute() or Path(file).resolve().is_relative_to(bundle.path.resolve()):
+def _check_spec(bundle: Bundle, folders: Sequence[Path]) -> None:
+    """Raises BundleError where the backend could be loaded from a file that came with a bundle: what is in a bundle is
+    data, and who replays it did not choose that file."""
+    module = bundle.spec.rpartition(":")[0]
+    if module.endswith(".py"):
+        places = [Path(module)] if Path(module).is_absolute() else []
+    else:
+        found = (
+            find_spec(module.partition(".")[0]) if module else None
+        )  # of the whole name it would be imported
+        listed = [found.origin, *(found.submodule_search_locations or ())] if found else [__file__]
+        places = [Path(place).resolve() for place in listed if place]
+    inside = any(place.resolve().is_relative_to(folder) for place in places for folder in folders)
+    if inside or not places:
         raise BundleError(
-            f"{bundle.path}: backend/spec: {bundle.spec} is a file of the bundle; name a backend of yours "
-            "with --backend"
+            f"{bundle.path}: backend/spec: {bundle.spec} may be a file that came with the bundle; name a backend of "
+            "yours with --backend"
         )
 
 

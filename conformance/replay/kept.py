@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.backend import Backend, from_anywhere
-from conformance.cases import Case, all_cases
+from conformance.cases import all_cases
 from conformance.errors import RunError
 from conformance.isolation.remote import RemoteBackend, RemoteSubject
 from conformance.isolation.supervisor import Place
@@ -182,12 +182,7 @@ class Keeping:
         case = all_cases()[verdict.case]
         if next(candidates(case), None) is None:
             return ""
-        deadline = time.monotonic() + seconds
-
-        def subject_of(candidate: Case) -> Subject:
-            backend.limit = max(1.0, min(_QUESTION_SECONDS, deadline - time.monotonic()))
-            return RemoteSubject(backend, candidate, spec=self.specs[verdict.backend])
-
+        subject_of = partial(RemoteSubject, backend, spec=self.specs[verdict.backend])
         found = shrink(case, partial(alike, verdict), subject_of, seconds, stop.is_set)
         return self._told(verdict, found)
 

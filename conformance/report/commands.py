@@ -113,9 +113,10 @@ def statement(
 
     folder = vectors or _own_vectors()
     if check is not None:
-        wrong = made.verify(made.read_statement(check), report, folder)
+        said = made.read_statement(check)
+        wrong = made.verify(said, report, folder)
         print("\n".join(wrong) if wrong else f"{check}: it says what {report} gives")
-        open_question = made.unchecked(made.read_statement(check), report, folder)
+        open_question = made.unchecked(said, report, folder)
         if open_question:
             print(f"not checked: {open_question}")
         raise SystemExit(ExitCode.CONFORMANCE if wrong else ExitCode.AS_EXPECTED)

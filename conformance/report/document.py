@@ -246,7 +246,7 @@ def place_to_write(option: str, path: str) -> Path:
         raise RunError(f"{option} {path}: it is a folder; name a file")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        if not _is_device(place):
+        if not is_device(place):
             place.unlink(missing_ok=True)
             place.touch()
             place.unlink()
@@ -263,7 +263,7 @@ def put(path: Path, content: bytes) -> None:
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     packed = gzip.compress(content, mtime=0) if path.suffix == ".gz" else content
     try:
-        if _is_device(path):
+        if is_device(path):
             path.write_bytes(packed)
             return
         beside.write_bytes(packed)
@@ -276,8 +276,10 @@ def put(path: Path, content: bytes) -> None:
         raise RunError(f"{path}: it cannot be written there: {error}") from error
 
 
-def _is_device(path: Path) -> bool:
-    return path.exists() and not path.is_file()
+def is_device(path: Path) -> bool:
+    """Whether a path names what is no file of its own: a device, a pipe, /dev/stdout whatever that is."""
+    streams = str(path.absolute().parent) in ("/dev", "/dev/fd", "/proc/self/fd")
+    return path.exists() and not path.is_dir() and (streams or not path.is_file())
 
 
 def write_atomically(path: Path, document: dict[str, Any]) -> None:
@@ -365,7 +367,7 @@ def _contradiction(document: Mapping[str, Any], found: Mapping[str, int]) -> str
     judged = sum(found[outcome.value] for outcome in JUDGED)
     if ledger["judged"] != judged:
         return f"ledger/judged: it says {ledger['judged']}, of the cases it is {judged}"
-    if ledger["planned"] < len(document["cases"]):
+    if ledger["planned"] < len(document["cases"]) and not ledger["problems"]:
         return f"ledger/planned: it says {ledger['planned']}, there are {len(document['cases'])} cases"
     counts = Counter((record["case"], record["backend"]) for record in document["cases"])
     (case, backend), count = next(iter(counts.most_common(1)), (("", ""), 1))
