@@ -82,9 +82,8 @@ def _pytest(context: typer.Context, ini: str, suites: list[str], words: list[str
         @property
         def code(self) -> ExitCode:
             """BAD_ARGUMENT where pytest stopped before it asked us: a word it does not know."""
-            return (
-                self.config.stash.get(code, ExitCode.BAD_ARGUMENT) if self.config else ExitCode.BAD_ARGUMENT
-            )
+            left = self.config.stash.get(code, None) if self.config else None
+            return ExitCode.BAD_ARGUMENT if left is None else ExitCode(left)
 
     if {"-h", "--help"} & set(context.args):
         print(context.command.help)

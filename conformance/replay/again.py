@@ -46,20 +46,26 @@ def _check_spec(bundle: Bundle, folders: Sequence[Path]) -> None:
     """Raises BundleError where the backend could be loaded from a file that came with a bundle: what is in a bundle is
     data, and who replays it did not choose that file."""
     module = bundle.spec.rpartition(":")[0]
+    if not module:  # the name of an adapter
+        return
     if module.endswith(".py"):
         places = [Path(module)] if Path(module).is_absolute() else []
     else:
-        found = (
-            find_spec(module.partition(".")[0]) if module else None
-        )  # of the whole name it would be imported
-        listed = [found.origin, *(found.submodule_search_locations or ())] if found else [__file__]
-        places = [Path(place).resolve() for place in listed if place]
+        places = _places_of(module.partition(".")[0])  # of the whole name its packages would be imported
     inside = any(place.resolve().is_relative_to(folder) for place in places for folder in folders)
     if inside or not places:
         raise BundleError(
             f"{bundle.path}: backend/spec: {bundle.spec} may be a file that came with the bundle; name a backend of "
             "yours with --backend"
         )
+
+
+def _places_of(package: str) -> list[Path]:
+    try:
+        found = find_spec(package)
+    except (ImportError, ValueError):
+        found = None
+    return [Path(p) for p in (found.origin, *(found.submodule_search_locations or ())) if p] if found else []
 
 
 def judged(bundle: Bundle, backend: RemoteBackend, spec: str) -> tuple[Verdict, str]:
