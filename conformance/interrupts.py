@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+# pytest's codes of a run that did not come to its end
+BROKEN_DOWN = (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
+
 
 class Heed:
     """A plugin. came: whether a signal came, also one whose exception was dropped."""

@@ -22,6 +22,7 @@ from conformance.errors import RunError
 from conformance.exitcodes import ExitCode, worst
 from conformance.gate.decision import decide, read_baseline
 from conformance.gate.shown import text_of
+from conformance.interrupts import BROKEN_DOWN
 from conformance.isolation.remote import RemoteBackend, RemoteSubject
 from conformance.judge import Judge
 from conformance.ledger import Ledger
@@ -45,8 +46,8 @@ from conformance.waivers import read_waivers
 DEFAULT_BACKEND = "compressed_tensors"
 LIMIT = 60.0
 _SUITES = "conformance.suites"
+_OUTPUTS = ("--report", "--report-html", "--report-markdown")
 _HOME = Path(__file__).resolve().parent / "suites"
-_BROKEN_DOWN = (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
 EXIT_CODE = pytest.StashKey[ExitCode]()
 _JUDGE = pytest.StashKey[Judge]()
 T = TypeVar("T")
@@ -122,7 +123,7 @@ class Plugin:
             raise RunError("--quick and --full exclude each other")
         if config.option.subset and not config.option.gate:
             raise RunError("--subset says how to compare with a baseline; give --gate as well")
-        _check_places(config.option)
+        _check_places(config)
         if not 0 < config.option.limit < float("inf"):
             raise RunError(f"--limit {config.option.limit}: give a number of seconds above 0")
         worker = getattr(config, "workerinput", None)
@@ -422,7 +423,7 @@ class Keeper:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         self._compare_with_selection()
-        if exitstatus in _BROKEN_DOWN:
+        if exitstatus in BROKEN_DOWN:
             on = "; with --resume it goes on" if self.journal else ""
             self.ledger.faults.append(f"the run was interrupted or broke down{on}")
             code = ExitCode.ENVIRONMENT
@@ -437,9 +438,9 @@ class Keeper:
         for path, page in self.pages.items():
             put(path, page(document).encode())
         if self.journal:
-            whole = exitstatus not in _BROKEN_DOWN and self.ledger.planned <= self.ledger.verdicts.keys()
+            whole = exitstatus not in BROKEN_DOWN and self.ledger.planned <= self.ledger.verdicts.keys()
             self.journal.close(served=whole)
-        if self.keeping and exitstatus not in _BROKEN_DOWN:
+        if self.keeping and exitstatus not in BROKEN_DOWN:
             verdicts = list(self.ledger.verdicts.values())
             try:
                 self.kept += self.keeping.finish(verdicts, self.roster.places, self.config.option.shrink)
@@ -510,27 +511,21 @@ def _case_of(item: pytest.Item) -> Case | None:
     return case if isinstance(case, Case) else None
 
 
-def _check_places(option: Any) -> None:
+def _check_places(config: pytest.Config) -> None:
     """Raises RunError for an option that names no file, as a variable of CI that is not set makes it, and for two
     outputs of the same name."""
-    named = ("gate", "waivers", "report", "report_html", "report_markdown", "bundles", "vectors")
-    for name in named:
-        if getattr(option, name) == "":
-            raise RunError(
-                f"--{name.replace('_', '-')}: the name is empty; name a file, or leave the option out"
-            )
-    if option.report and is_device(Path(option.report)):
-        raise RunError(f"--report {option.report}: a report is written beside its journal; name a file")
+    for name in ("--gate", "--waivers", "--bundles", "--vectors", *_OUTPUTS):
+        if config.getoption(name) == "":
+            raise RunError(f"{name}: the name is empty; name a file, or leave the option out")
+    report = config.option.report
+    if report and is_device(Path(report)):
+        raise RunError(f"--report {report}: a report is written beside its journal; name a file")
+    given = {name: Path(place) for name in _OUTPUTS if (place := config.getoption(name))}
     places: dict[Path, str] = {}
-    for name in ("report", "report_html", "report_markdown"):
-        given = getattr(option, name)
-        if not given or is_device(Path(given)):
-            continue
-        other = places.setdefault(Path(given).resolve(), name)
-        if other != name:
-            raise RunError(
-                f"--{name.replace('_', '-')} {given}: --{other.replace('_', '-')} is written there; name another file"
-            )
+    for name, place in given.items():
+        other = places.setdefault(place.resolve(), name)
+        if other != name and not is_device(place):
+            raise RunError(f"{name} {config.getoption(name)}: {other} is written there; name another file")
 
 
 def _keeping(option: Any, specs: Mapping[str, str]) -> Keeping | None:

@@ -80,27 +80,19 @@ def read_waivers(
         _read(f"{path}: waiver {i + 1}", table, ids, names, today or datetime.date.today())
         for i, table in enumerate(tables)
     ]
-    _check_shadows(path, found, ids)
-    return found
-
-
-def _check_shadows(path: Path, waivers: list[Waiver], ids: list[str]) -> None:
-    """Raises RunError for a waiver that waives nothing, as those before it, of the same backends or of all, waive all
-    of it."""
-    cases = [set(select(ids, [waiver.query])) for waiver in waivers]
-    for number, waiver in enumerate(waivers):
-        earlier = [
-            c for w, c in zip(waivers[:number], cases, strict=False) if w.backend in ("*", waiver.backend)
-        ]
-        if cases[number] <= set().union(*earlier):
+    for number, (waiver, cases) in enumerate(found):
+        earlier = (c for before, c in found[:number] if before.backend in ("*", waiver.backend))
+        if cases <= set().union(*earlier):
             raise RunError(
                 f"{path}: waiver {number + 1}: those before it waive all that it matches; remove it"
             )
+    return [waiver for waiver, _ in found]
 
 
 def _read(
     place: str, table: dict[str, Any], ids: list[str], backends: list[str], today: datetime.date
-) -> Waiver:
+) -> tuple[Waiver, set[str]]:
+    """A waiver and the cases that it matches."""
     if not isinstance(table, dict):
         raise RunError(f"{place}: it is no table")
     for name, kind in _FIELDS.items():
@@ -118,7 +110,6 @@ def _read(
     if not any(fnmatch(name, waiver.backend) for name in backends):
         raise RunError(f"{place}: backend: {waiver.backend!r} matches none of {', '.join(backends)}")
     try:
-        select(ids, [waiver.query])
+        return waiver, set(select(ids, [waiver.query]))
     except RunError as error:
         raise RunError(f"{place}: {error}") from error
-    return waiver

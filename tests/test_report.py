@@ -185,7 +185,7 @@ def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
 def test_options_that_name_nothing_end_a_run_before_it_starts(quantcts, tmp_path, options, said):
     run = quantcts("run", "--backend", "numpy", "--cases", "packing/w4", *options)
     assert run.code == 3
-    assert run.output.strip().splitlines()[-1].endswith(said) or said in run.output
+    assert said in run.output
     assert run.report is None
 
 

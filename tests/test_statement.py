@@ -118,9 +118,9 @@ def test_vectors_that_cannot_be_looked_at_are_said_to_be_unchecked(folder, said,
     report, own = folder / "report.json", folder / "vectors"
     without = statement(report, "ACME", "mine", None)
     assert verify(without, report, own) == []
-    assert unchecked(without, report, own) == "vectors: it names none"
-    assert unchecked(said, report, None) == "vectors: give their folder with --vectors"
-    assert unchecked(said, report, own) == ""
+    assert unchecked(without, own) == "vectors: it names none"
+    assert unchecked(said, None) == "vectors: give their folder with --vectors"
+    assert unchecked(said, own) == ""
     write(tmp_path / "s.json", without)
     with pytest.raises(SystemExit) as ended:
         main(["statement", str(report), "--verify", str(tmp_path / "s.json"), "--vectors", str(own)])

@@ -124,9 +124,7 @@ class Int8Backend:
         return _first(
             _NO_ACT_ORDER if case.act_order else "",
             _weight_reason(weight.bits, weight.symmetric),
-            _activation_reason(activation) if activation is not None else "",
-            _group_reason(weight.group_size, case.k) if activation is not None else "",
-            self._shape_reason(case.n, case.k) if activation is not None else "",
+            *(self._reasons(activation, weight.group_size, case.n, case.k) if activation is not None else ()),
         )
 
     def dequantize(self, checkpoint: Checkpoint) -> torch.Tensor:
@@ -138,7 +136,7 @@ class Int8Backend:
         weight, args = weight_of(checkpoint), checkpoint.input_activations
         if args is not None:
             n, k = weight.codes.shape
-            _refuse(_activation_reason(args), _group_reason(weight.group_size, k), self._shape_reason(n, k))
+            _refuse(*self._reasons(args, weight.group_size, n, k))
         return _linear(self._tensor(weight, args), weight.bias)
 
     def quantize_activation(
@@ -148,11 +146,11 @@ class Int8Backend:
         found = self._library.Int8Tensor.from_hp(x, self._library.PerRow())
         return [found.qdata, found.scale.reshape(len(x), 1).float()]
 
-    def _shape_reason(self, n: int, k: int) -> str:
-        """Of int8 activations."""
-        if self.device == "cuda" and (n % 8 or k % 8):
-            return f"torchao multiplies int8 codes on the CPU where 8 does not divide N={n} and K={k}"
-        return ""
+    def _reasons(self, args: Mapping[str, Any], group_size: int, n: int, k: int) -> tuple[str, ...]:
+        """Why activations are declined; empty ones do not hold."""
+        odd = self.device == "cuda" and (n % 8 or k % 8)
+        shape = f"torchao multiplies int8 codes on the CPU where 8 does not divide N={n} and K={k}"
+        return _activation_reason(args), _group_reason(group_size, k), shape if odd else ""
 
     def _tensor(self, weight: TorchWeight, args: Mapping[str, Any] | None) -> Any:
         _refuse(_weight_reason(weight.bits, weight.zero_point is None))

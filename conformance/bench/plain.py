@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,25 +11,27 @@ import numpy.typing as npt
 
 from conformance.bench.layers import ExpertsLayer, Pool
 from conformance.cases import Case
-from reference.activations import quantize, quantizers
+from reference.activations import Convention, quantize, quantizers
 from reference.rounding import float_format
 from reference.swiglu import activate, split
 from reference.weights import QuantizedWeight
 
 Array = npt.NDArray[Any]
 Float64Array = npt.NDArray[np.float64]
+Values = Callable[[Array], Float64Array]
 
 
 def plain(layer: ExpertsLayer, pool: Pool) -> Float64Array:
     """y (P, H) of the different tokens."""
     case = layer.case
-    x, y = _quantized(pool.x.astype(np.float64), case), np.zeros((len(pool.x), case.k))
+    values = next(met(case, "kernel"))
+    x, y = values(pool.x.astype(np.float64)), np.zeros((len(pool.x), case.k))
 
     def of_expert(number: int) -> tuple[Array, Float64Array]:
         rows, slots = np.nonzero(pool.ids == number)
         expert = layer.expert(number)
         gated, up = activate(*split(_times(x[rows], expert.w13), case.gated), case.gated)
-        return rows, pool.weights[rows, slots, None] * _times(_quantized(gated * up, case), expert.w2)
+        return rows, pool.weights[rows, slots, None] * _times(values(gated * up), expert.w2)
 
     with ThreadPoolExecutor() as threads:  # NumPy computes side by side
         for rows, part in threads.map(of_expert, np.unique(pool.ids).tolist()):
@@ -36,11 +39,14 @@ def plain(layer: ExpertsLayer, pool: Pool) -> Float64Array:
     return y
 
 
-def _quantized(values: Float64Array, case: Case) -> Float64Array:
+def met(case: Case, convention: Convention) -> Iterator[Values]:
+    """What weights meet of x, for each legal order of the quantizer's operations: a row whose scale is a power of two
+    has many values between two codes, and they all go one way or the other."""
     if case.activation.kind == "a16":
-        return values
-    how = next(quantizers(case.activation, "kernel", float_format(case.dtype)))
-    return quantize(values, case.activation, how).dequantized()
+        yield lambda x: x.astype(np.float64)
+        return
+    for how in quantizers(case.activation, convention, float_format(case.dtype)):
+        yield lambda x, how=how: quantize(x, case.activation, how).dequantized()  # type: ignore[misc]
 
 
 def _times(x: Float64Array, weight: QuantizedWeight) -> Float64Array:

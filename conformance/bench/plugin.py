@@ -34,6 +34,7 @@ from conformance.bench.subjects import SUBJECTS, Subject
 from conformance.bench.workloads import Workload, workloads
 from conformance.errors import EnvironmentMissing, RunError
 from conformance.exitcodes import ExitCode
+from conformance.interrupts import BROKEN_DOWN
 from conformance.query import select
 from conformance.report.document import environment, place_to_write, put
 
@@ -184,8 +185,7 @@ class Plugin:
             put(self.json, f"{json.dumps(document, indent=1)}\n".encode())
         code = ExitCode.AS_EXPECTED
         ours = self.states["wrong"] + self.states["crashes"] + self.states["invalid"]
-        broken = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
-        if broken or session.testsfailed > ours:
+        if exitstatus in BROKEN_DOWN or session.testsfailed > ours:
             code = ExitCode.ENVIRONMENT  # it did not come to its end, or the stand itself broke
         elif self.states["wrong"] or self.states["crashes"]:
             code = ExitCode.CONFORMANCE

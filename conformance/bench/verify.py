@@ -12,8 +12,9 @@ Of a quantizer the oracle judges sampled tokens; of all others the codes must st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -22,10 +23,10 @@ import numpy.typing as npt
 
 from conformance.backend import Backend, nondeterminism_of
 from conformance.bench.layers import JOINED, ExpertsLayer, LinearLayer, Routed
-from conformance.bench.plain import plain
+from conformance.bench.plain import Values, met, plain
 from conformance.cases import Case
 from conformance.compare import Comparison, compare_quantizations, compare_to_expected
-from reference.activations import QuantizedActivations, quantize, quantizers
+from reference.activations import QuantizedActivations
 from reference.bounds import Contract, Expected
 from reference.linear import linear
 from reference.moe import MoeLayer, moe
@@ -63,11 +64,8 @@ def wrong_linear(
     layer: LinearLayer, case: Case, x: Array, y: Array, contract: Contract, seed: int = 0
 ) -> str:
     """What is wrong with y (M, N) of x (M, K); nothing: empty. seed: of what is sampled."""
-    wild = sum(
-        int((~np.isfinite(y[i : i + JOINED].astype(np.float32))).sum()) for i in range(0, case.m, JOINED)
-    )
-    if wild:
-        return f"{wild} outputs are not finite"
+    if wild := _not_finite(y):
+        return wild
     tokens, outputs = some(case.m, TOKENS, seed), some(case.n, OUTPUTS, seed)
     expected = linear(
         x[tokens], layer.rows(outputs), None, float_format(case.dtype), contract, case.activation
@@ -89,17 +87,29 @@ def _projected(layer: LinearLayer, case: Case, x: Array, y: Array, contract: Con
     ulp = float_format(case.dtype).eps * np.abs(actual)
     variance = np.add.reduceat(ulp**2 / 12 + SLACK**2 * mean_square, starts, axis=1)
     joined = np.add.reduceat(actual * layer.signs, starts, axis=1)
+    expected = (values(x[tokens]) @ layer.joined.T for values in met(case, contract.quantizer))
+    return _off(
+        joined, variance, expected,
+        lambda count, token, block: f"the projection of {count} of {joined.size} blocks of {JOINED} outputs is off, "
+        f"first of token {tokens[token]}, outputs from {starts[block]} on",
+    )  # fmt: skip
+
+
+def _off(
+    found: Float64Array,
+    variance: Float64Array,
+    expected: Iterable[Float64Array],
+    tell: Callable[[int, int, int], str],
+) -> str:
+    """Nothing where what was found is as far as it may vary one of what is expected; else what tell says of the first:
+    how many are off, row and column of the first of them."""
     said = ""
-    for met in _met(case, contract):
-        values = met(x[tokens])
-        wrong = np.abs(joined - values @ layer.joined.T) > DEVIATIONS * np.sqrt(variance)
+    for one in expected:
+        wrong = np.abs(found - one) > DEVIATIONS * np.sqrt(variance)
         if not wrong.any():
             return ""
-        token, block = np.argwhere(wrong)[0]
-        said = said or (
-            f"the projection of {int(wrong.sum())} of {wrong.size} blocks of {JOINED} outputs is off, first of token "
-            f"{tokens[token]}, outputs from {starts[block]} on"
-        )
+        row, column = np.argwhere(wrong)[0]
+        said = said or tell(int(wrong.sum()), int(row), int(column))
     return said
 
 
@@ -118,35 +128,26 @@ def _joined_tokens(layer: LinearLayer, case: Case, x: Array, y: Array, contract:
         rounding = np.add.reduceat(squares.sum(axis=0), columns) * eps**2 / 12
         return joined, rounding + SLACK**2 * widths * squares.mean(axis=1).sum()
 
+    def inputs(values: Values, start: int) -> Float64Array:
+        part = slice(start, start + JOINED)
+        return np.asarray(signs[part] @ values(x[part]))
+
     with ThreadPoolExecutor() as threads:  # NumPy computes side by side
         found, variance = (np.stack(each) for each in zip(*threads.map(outputs, rows), strict=True))
-        said = ""
-        for met in _met(case, contract):
-
-            def inputs(start: int, met: Callable[[Array], Float64Array] = met) -> Float64Array:
-                part = slice(start, start + JOINED)
-                return np.asarray(signs[part] @ met(x[part]))
-
-            expected = np.stack(list(threads.map(inputs, rows))) @ layer.joined.T
-            wrong = np.abs(found - expected) > DEVIATIONS * np.sqrt(variance)
-            if not wrong.any():
-                return ""
-            row, column = np.argwhere(wrong)[0]
-            said = said or (
-                f"the projection of {int(wrong.sum())} of {wrong.size} tiles of {JOINED} tokens and {JOINED} outputs "
-                f"is off, first from token {rows[row]} and output {columns[column]} on"
-            )
-    return said
+        expected = (
+            np.stack(list(threads.map(partial(inputs, values), rows))) @ layer.joined.T
+            for values in met(case, contract.quantizer)
+        )
+        return _off(
+            found, variance, expected,
+            lambda count, row, column: f"the projection of {count} of {found.size} tiles of {JOINED} tokens and "
+            f"{JOINED} outputs is off, first from token {rows[row]} and output {columns[column]} on",
+        )  # fmt: skip
 
 
-def _met(case: Case, contract: Contract) -> Iterator[Callable[[Array], Float64Array]]:
-    """What the weights meet of x, for each legal order of the quantizer's operations: a row whose scale is a power of
-    two has many values between two codes, and they all go one way or the other."""
-    if case.activation.kind == "a16":
-        yield lambda x: x.astype(np.float64)
-        return
-    for how in quantizers(case.activation, contract.quantizer, float_format(case.dtype)):
-        yield lambda x, how=how: quantize(x, case.activation, how).dequantized()  # type: ignore[misc]
+def _not_finite(y: Array) -> str:
+    count = int((~np.isfinite(y)).sum())
+    return f"{count} outputs are not finite" if count else ""
 
 
 def allowed_apart(backend: Backend) -> float:
@@ -158,9 +159,9 @@ def wrong_experts(
     layer: ExpertsLayer, call: Routed, seed: int, y: Array, contract: Contract, apart: float = PLACES
 ) -> str:
     """What is wrong with y (T, H) of a call; nothing: empty. apart: see allowed_apart."""
+    if wild := _not_finite(y):
+        return wild
     values = y.astype(np.float64)
-    if not np.isfinite(values).all():
-        return f"{int((~np.isfinite(values)).sum())} outputs are not finite"
     return (
         (_by_oracle(layer, y[:1], contract) if seed == 0 else "")
         or _plainly_off(layer, seed, values[: len(layer.pool(seed).x)])

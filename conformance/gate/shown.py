@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 
 from conformance.gate.changes import BETTER, CONFORMANCE, PERFORMANCE, Change, Kind
 from conformance.gate.decision import Decision
+from conformance.report.markdown import LIMIT
 
 _TOLD = (Kind.NEW_FAILING, Kind.OTHERWISE, Kind.WAIVED, Kind.AMBIGUOUS, Kind.STILL, Kind.NEW)
 # What closes the gate and what got better is listed in full; of the rest there can be thousands.
 _MOST_TOLD = 20
-# A comment on a pull request takes 65536 characters: the first of these with which all kinds together fit.
+# Of a kind: the first of these with which all kinds together fit a comment on a pull request.
 _MOST_IN_MARKDOWN = (100, 30, 10, 3)
-_LONGEST_COMMENT = 60_000
 _LONGEST_CELL = 240
 
 
@@ -42,7 +42,7 @@ def summary(decision: Decision) -> str:
 def markdown_of(decision: Decision) -> str:
     """The same as a section of a comment; long lists are cut, and say so."""
     made = (_markdown(decision, most) for most in _MOST_IN_MARKDOWN)
-    return next((text for text in made if len(text) <= _LONGEST_COMMENT), "") or _markdown(decision, 0)
+    return next((text for text in made if len(text) <= LIMIT), "") or _markdown(decision, 0)
 
 
 def _markdown(decision: Decision, most: int) -> str:

@@ -116,7 +116,7 @@ def statement(
         said = made.read_statement(check)
         wrong = made.verify(said, report, folder)
         print("\n".join(wrong) if wrong else f"{check}: it says what {report} gives")
-        open_question = made.unchecked(said, report, folder)
+        open_question = made.unchecked(said, folder)
         if open_question:
             print(f"not checked: {open_question}")
         raise SystemExit(ExitCode.CONFORMANCE if wrong else ExitCode.AS_EXPECTED)

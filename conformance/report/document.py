@@ -39,6 +39,7 @@ from reference import SPECIFICATION_VERSION
 from reference.bounds import false_alarm_bound
 
 SCHEMA_VERSION = "quantcts-report/3"
+_OF_A_MACHINE = ("python", "platform", "processor", "packages", "gpus")
 # Before the name of a backend: seconds of the judges until their questions had their turn, and from there on
 WAITING, ANSWERS = "waiting for", "answers of"
 
@@ -218,12 +219,17 @@ def specs_of(document: Mapping[str, Any]) -> dict[str, str]:
     return {b["name"]: b.get("spec", b["name"]) for b in document["environment"]["backends"]}
 
 
+def machine(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What an environment says of the machine."""
+    return {name: environment[name] for name in _OF_A_MACHINE if name in environment}
+
+
 def machine_of(document: Mapping[str, Any], backend: str) -> dict[str, Any]:
-    """The environment that a backend was judged in. Of a merged report that of the parts which have the backend; where
-    they differ, what each of them says, joined by " | "."""
+    """The machine that a backend was judged on. Of a merged report that of the parts which have the backend; where they
+    differ, what each of them says, joined by " | "."""
     parts = [part["environment"] for part in document.get("parts", ()) if backend in part["backends"]]
     if not parts:
-        return dict(document["environment"])
+        return machine(document["environment"])
     made = {name: _joined([part.get(name) for part in parts]) for name in parts[0]}
     made["packages"] = {
         name: _joined([part.get("packages", {}).get(name, "absent") for part in parts])

@@ -16,11 +16,10 @@ from typing import Any
 from conformance.errors import RunError
 from conformance.exitcodes import ExitCode
 from conformance.ledger import Ledger
-from conformance.report.document import Report, specs_of, verdicts_of
+from conformance.report.document import Report, machine, specs_of, verdicts_of
 from conformance.report.matrix import enumerated
 from conformance.verdict import Verdict
 
-_OF_A_MACHINE = ("python", "platform", "processor", "packages", "gpus")
 _Read = tuple[Path, Mapping[str, Any]]
 
 
@@ -207,5 +206,5 @@ def _parts(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     if "resumed" in document:
         part["resumed"] = document["resumed"]
     part["backends"] = [backend["name"] for backend in environment["backends"]]
-    part["environment"] = {name: environment[name] for name in _OF_A_MACHINE if name in environment}
+    part["environment"] = machine(environment)
     return [part]

@@ -29,7 +29,6 @@ from reference.bounds import false_alarm_bound
 
 STATEMENT_VERSION = "quantcts-statement/1"
 CONFORMS, WAIVED, FAILS = "conforms", "conforms but for waivers", "fails"
-_OF_A_MACHINE = ("python", "platform", "processor", "packages", "gpus")
 
 
 def schema() -> dict[str, Any]:
@@ -59,7 +58,6 @@ def statement(
     if not any(v.outcome in JUDGED for v in verdicts):
         raise RunError(f"{report}: nothing of {told['name']} was judged")
     environment = document["environment"]
-    machine = machine_of(document, told["name"])
     elements = sum(v.elements for v in verdicts)
     said = {
         "schema": STATEMENT_VERSION,
@@ -80,7 +78,7 @@ def statement(
         },
         "scope": {"whole": _whole(document["selection"]), **document["selection"]},
         "backend": told,
-        "environment": {name: machine[name] for name in _OF_A_MACHINE if name in machine},
+        "environment": machine_of(document, told["name"]),
         "verdict": FAILS if document["ledger"]["problems"] else _verdict(verdicts),
         "counts": {"cases": len(verdicts), **_counts(verdicts)},
         "largest_error": _largest(verdicts),
@@ -195,7 +193,7 @@ def verify(said: Mapping[str, Any], report: Path, vectors: Path | None) -> list[
     vectors: see `unchecked`. The vendor and the day are held by the digest alone.
     """
     made = statement(report, said["vendor"], said["backend"]["name"], vectors, said["made"])
-    if unchecked(said, report, vectors):
+    if unchecked(said, vectors):
         made["vectors"] = said["vectors"]
     made["digest"] = digest(
         said
@@ -206,10 +204,10 @@ def verify(said: Mapping[str, Any], report: Path, vectors: Path | None) -> list[
     ]
 
 
-def unchecked(said: Mapping[str, Any], report: Path, vectors: Path | None) -> str:
+def unchecked(said: Mapping[str, Any], vectors: Path | None) -> str:
     """What cannot be checked here, and is taken on trust; nothing: empty. A report that was not judged from vectors
     names none, and who makes a statement or checks it may have no folder of them."""
-    if "vectors" in read(report)["selection"] or (vectors is not None and said["vectors"] is not None):
+    if "vectors" in said["scope"] or (vectors is not None and said["vectors"] is not None):
         return ""
     return (
         "vectors: it names none" if said["vectors"] is None else "vectors: give their folder with --vectors"
