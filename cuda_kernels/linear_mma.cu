@@ -460,32 +460,41 @@ QCTS_INLINE void project(const u16* x, const Weight& w, const u16* bias, u16* y,
   meet_cluster();
   int cluster = cluster_blocks();
   rows_before = cluster_number() * side * 16 * TILES;
-  // Sum number s of a warp is added over the parts of K, always in the same order, by one warp of the cluster.
-  for (int i = cluster_rank() * WARPS + warp; i < side * SUMS; i += cluster * WARPS) {
-    int s = i % SUMS, of = i / SUMS, c = s % 4, m = s / 4 % TOKEN_TILES, t = s / (4 * TOKEN_TILES);
-    // Where the mma leaves it.
-    int token = 8 * m + 2 * quad + c % 2, row = rows_before + of * 16 * TILES + 16 * t + 8 * (c / 2) + line;
-    if (row >= w.n || token >= tokens) continue;
-    u32 theirs = shared_address(shared + of * SLOT) + (s * 32 + lane) * 4, part_bytes = side * SLOT * 16;
-    float sum = 0.0f;
+  // Sum number s of a warp is added over the parts of K, always in the same order, by one warp of the cluster. As many
+  // sums as there are tiles of tokens are read at once.
+  int apart = cluster * WARPS;
+  for (int first = cluster_rank() * WARPS + warp; first < side * SUMS; first += apart * TOKEN_TILES) {
+    float added[TOKEN_TILES] = {};
 #pragma unroll 1
     for (int part = 0; part < splits; part += PARTS_AT_ONCE) {
-      float parts[PARTS_AT_ONCE][MOST_BLOCKS];  // the reads of all are on their way together
-      for (int j = 0; j < PARTS_AT_ONCE; j++) {
-        for (int peer = 0; peer < MOST_BLOCKS; peer++) {
-          bool there = part + j < splits && peer < cluster;
-          parts[j][peer] = there ? of_peer(theirs + (part + j) * part_bytes, peer) : 0.0f;
+      float parts[TOKEN_TILES][PARTS_AT_ONCE][MOST_BLOCKS];
+      for (int a = 0; a < TOKEN_TILES; a++) {
+        int i = first + a * apart, of = i / SUMS;
+        u32 theirs = shared_address(shared + of * SLOT) + (i % SUMS * 32 + lane) * 4, part_bytes = side * SLOT * 16;
+        for (int j = 0; j < PARTS_AT_ONCE; j++) {
+          for (int peer = 0; peer < MOST_BLOCKS; peer++) {
+            bool there = i < side * SUMS && part + j < splits && peer < cluster;
+            parts[a][j][peer] = there ? of_peer(theirs + (part + j) * part_bytes, peer) : 0.0f;
+          }
         }
       }
+      for (int a = 0; a < TOKEN_TILES; a++) {
 #ifdef QCTS_SPLIT_DROPPED
-      for (int j = 0; j < PARTS_AT_ONCE; j++) parts[j][1] = 0.0f;
-      if (cluster == 1 && part == 0) parts[1][0] = 0.0f;
+        for (int j = 0; j < PARTS_AT_ONCE; j++) parts[a][j][1] = 0.0f;
+        if (cluster == 1 && part == 0) parts[a][1][0] = 0.0f;
 #endif
-      for (int j = 0; j < PARTS_AT_ONCE; j++) {
-        for (int peer = 0; peer < MOST_BLOCKS; peer++) sum += parts[j][peer];
+        for (int j = 0; j < PARTS_AT_ONCE; j++) {
+          for (int peer = 0; peer < MOST_BLOCKS; peer++) added[a] += parts[a][j][peer];
+        }
       }
     }
-    y[(long long)token * w.n + row] = output_of(sum, nullptr, token, bias, row, w.n, DTYPE);
+    for (int a = 0; a < TOKEN_TILES; a++) {
+      int i = first + a * apart, s = i % SUMS, c = s % 4, m = s / 4 % TOKEN_TILES, t = s / (4 * TOKEN_TILES);
+      // Where the mma leaves it.
+      int token = 8 * m + 2 * quad + c % 2, row = rows_before + i / SUMS * 16 * TILES + 16 * t + 8 * (c / 2) + line;
+      if (i >= side * SUMS || row >= w.n || token >= tokens) continue;
+      y[(long long)token * w.n + row] = output_of(added[a], nullptr, token, bias, row, w.n, DTYPE);
+    }
   }
   __syncwarp();
   if (cluster > 1) leave_cluster();
