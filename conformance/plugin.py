@@ -10,6 +10,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
+from itertools import groupby
+from math import gcd
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -199,9 +201,10 @@ class Plugin:
 
     @pytest.hookimpl
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Drop what pytest puts in the place of an operation without a selected case. Lay what takes seconds evenly
-        among the others: one case of all backends would keep one worker for minutes. And ask last, one backend beside
-        the other, what hosts die of: for one that is started again all judges wait."""
+        """Drop what pytest puts in the place of an operation without a selected case. Mix the cases where hosts answer:
+        the operation that one host is slow at would make all judges wait for it, and the others for all. Lay what takes
+        seconds evenly among the others: one case of all backends would keep one worker for minutes. And ask last, one
+        backend beside the other, what hosts die of: for one that is started again all judges wait."""
         kept = [i for i in items if not i.get_closest_marker("quantcts") or _case_of(i)]
 
         def conduct(recipes: Sequence[str]) -> list[pytest.Item]:
@@ -210,7 +213,10 @@ class Plugin:
 
         slow, deadly = conduct(SLOW), conduct(DEADLY)
         chosen = {*slow, *deadly}
-        items[:] = [*spread(slow, [i for i in kept if i not in chosen]), *deadly]
+        others = [i for i in kept if i not in chosen]
+        if sum(isinstance(b, RemoteBackend) for b in self.backends.values()) > 1:
+            others = mixed(others, lambda item: (case := _case_of(item)) and case.id)
+        items[:] = [*spread(slow, others), *deadly]
 
     @pytest.fixture(name="source")
     def _source(self) -> Source:
@@ -491,6 +497,16 @@ def in_turns(cases: Sequence[T], backends: Sequence[U]) -> list[tuple[T, U]]:
     changes, or all judges would wait for the same one."""
     count = len(backends)
     return [(case, backends[(turn + i) % count]) for turn, case in enumerate(cases) for i in range(count)]
+
+
+def mixed(some: Sequence[T], group_of: Callable[[T], object]) -> list[T]:
+    """What lies beside each other in one group stays together; the groups come in an order in which each stretch is
+    from all over the sequence: steps of the golden section, around and around."""
+    groups = [list(group) for _, group in groupby(some, group_of)]
+    step = max(round(len(groups) * 0.618), 1)
+    while gcd(step, len(groups)) > 1:
+        step += 1
+    return [item for number in range(len(groups)) for item in groups[number * step % len(groups)]]
 
 
 def spread(some: Sequence[T], among: Sequence[T]) -> list[T]:

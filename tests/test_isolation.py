@@ -23,7 +23,7 @@ from conformance.isolation import remote
 from conformance.isolation import supervisor as isolation_supervisor
 from conformance.isolation.remote import RemoteBackend
 from conformance.isolation.supervisor import Supervisor
-from conformance.plugin import in_turns, spread
+from conformance.plugin import in_turns, mixed, spread
 from conformance.query import part
 from conformance.subject import Answer, Subject
 from conformance.verdict import LONGEST_KERNEL, Outcome, decide
@@ -355,6 +355,23 @@ def test_what_hosts_die_of_is_asked_last(quantcts):
     deadly = [any(f"/{check}-" in case for check in DEADLY) for case in run.outcomes]
     assert 0 < sum(deadly) < len(deadly)
     assert all(deadly[-sum(deadly) :])
+
+
+def test_cases_of_all_operations_are_asked_all_the_time():
+    """One host is slow at packing: were its cases asked one after the other, all judges would wait for it."""
+    operations = ["packing"] * 30 + ["linear"] * 300 + ["moe"] * 60
+    items = [(operation, number, backend) for number, operation in enumerate(operations) for backend in "ab"]
+    found = mixed(items, lambda item: item[1])
+    assert sorted(found) == sorted(items)
+    assert all(
+        found[i][1] == found[i + 1][1] and found[i][2] < found[i + 1][2] for i in range(0, len(found), 2)
+    )
+    for tenth in range(10):
+        part = [item[0] for item in found[tenth * 78 : tenth * 78 + 78]]
+        assert 4 <= part.count("packing") <= 8, tenth
+        assert 8 <= part.count("moe") <= 16, tenth
+    assert mixed([], str) == []
+    assert mixed([1], str) == [1]
 
 
 def test_judges_do_not_all_begin_with_the_same_backend():
