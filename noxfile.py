@@ -141,7 +141,7 @@ def mutants_cuda(session: nox.Session) -> None:
     os.makedirs("reports", exist_ok=True)
     # As a module it finds the project where --no-venv has installed nothing.
     words = ("-m", "tools.kill_cuda", "--report", "reports/mutants-cuda.json", *session.posargs)
-    session.run("python", *words)
+    session.run("python", *words, interrupt_timeout=60.0, terminate_timeout=20.0)
 
 
 @nox.session

@@ -3,7 +3,8 @@
 For every compile-time mutant the quick cases of what its source computes are asked, a tier at a time, until one
 refuses it: `exact` (no tolerance), `bounded` (random data within the bound), `conduct` (repeated calls, bands around
 allocations, tensors beyond 2^31 elements). Each mutant has a process of its own, several at a time. Exit code 1 if one
-survives all tiers, or if one of the cases that refused a mutant refuses the kernels without a fault as well.
+survives all tiers, or if one of the cases that refused a mutant refuses the kernels without a fault as well; 4 where
+the run was interrupted, whose report names the mutants that were not asked.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -25,6 +27,7 @@ from conformance.backend import load_backend
 from conformance.cases import Case, all_cases
 from conformance.diagnosis import Diagnosis
 from conformance.direct import judged
+from conformance.exitcodes import ExitCode
 from conformance.goals import dense, moe, routing, sharding
 from conformance.goals.expected import ExpectedGoal
 from conformance.report.document import environment
@@ -118,6 +121,12 @@ def refused_although_sound(cases: list[str]) -> dict[str, str]:
     }
 
 
+def _interrupt_once(*_: object) -> None:
+    """A terminal and `timeout` both signal more than once; what the first began is to end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def _without_diagnosis() -> None:
     goals = (
         dense.ArrayGoal, dense.LinearGoal, dense.QuantizationGoal, moe.MoeGoal, moe.SwigluGoal,
@@ -138,28 +147,42 @@ def main() -> None:
     from cuda_kernels.mutants import MUTANTS
 
     names = arguments.mutants or list(MUTANTS)
-    matrix = []
+    matrix, interrupted = [], False
+    signal.signal(signal.SIGINT, _interrupt_once)
     with ThreadPoolExecutor(arguments.workers) as pool:
         running = {
             pool.submit(apart, partial(killer, name, MUTANTS[name].source), LIMIT): name for name in names
         }
-        for done in as_completed(running):
-            name, (found, error) = running[done], done.result()
-            found = found or {"mutant": name, "tier": None, "error": error}
-            found |= {"computes": MUTANTS[name].computes, "source": MUTANTS[name].source}
-            matrix.append(found)
-            how = found["tier"] or found.get("error", "SURVIVES")
-            print(f"{name}: {how} {found.get('case', '')}", flush=True)
+        try:
+            for done in as_completed(running):
+                name, (found, error) = running[done], done.result()
+                found = found or {"mutant": name, "tier": None, "error": error}
+                found |= {"computes": MUTANTS[name].computes, "source": MUTANTS[name].source}
+                matrix.append(found)
+                how = found["tier"] or found.get("error", "SURVIVES")
+                print(f"{name}: {how} {found.get('case', '')}", flush=True)
+        except KeyboardInterrupt:
+            interrupted = True
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():  # each thread waits for one
+                child.kill()
     matrix.sort(key=lambda record: names.index(record["mutant"]))
     survivors = [record["mutant"] for record in matrix if record["tier"] is None]
     by_tier = {tier: sum(record["tier"] == tier for record in matrix) for tier in TIERS}
     print(
         f"killed {len(matrix) - len(survivors)} of {len(matrix)}; by tier: {by_tier}; survivors: {survivors}"
     )
-    alarms, error = apart(partial(refused_although_sound, [r["case"] for r in matrix if r["tier"]]), None)
-    if alarms is None:
-        sys.exit(f"kill_cuda: the kernels without a fault could not be judged: {error}")
-    print(f"the same cases on the kernels without a fault: refused {len(alarms)}: {alarms}")
+    left = [name for name in names if name not in {record["mutant"] for record in matrix}]
+    alarms = None
+    if interrupted:
+        print(
+            f"interrupted: {len(left)} of {len(names)} were not asked, nor the kernels without a fault: {left}"
+        )
+    else:
+        alarms, error = apart(partial(refused_although_sound, [r["case"] for r in matrix if r["tier"]]), None)
+        if alarms is None:
+            sys.exit(f"kill_cuda: the kernels without a fault could not be judged: {error}")
+        print(f"the same cases on the kernels without a fault: refused {len(alarms)}: {alarms}")
     if arguments.report:
         backend = load_backend("cuda_kernels")
         document = {
@@ -167,9 +190,10 @@ def main() -> None:
             "killed": len(matrix) - len(survivors),
             "by_tier": by_tier,
             "refused_although_sound": alarms,
+            "not_asked": left,
         }
         arguments.report.write_text(json.dumps({**document, "mutants": matrix}, indent=1) + "\n", "utf-8")
-    sys.exit(1 if survivors or alarms else 0)
+    sys.exit(ExitCode.ENVIRONMENT if interrupted else 1 if survivors or alarms else 0)
 
 
 if __name__ == "__main__":
