@@ -4,7 +4,8 @@ For every compile-time mutant the quick cases of what its source computes are as
 refuses it: `exact` (no tolerance), `bounded` (random data within the bound), `conduct` (repeated calls, bands around
 allocations, tensors beyond 2^31 elements). Each mutant has a process of its own, several at a time. Exit code 1 if one
 survives all tiers, or if one of the cases that refused a mutant refuses the kernels without a fault as well; 4 where
-the run was interrupted, whose report names the mutants that were not asked.
+the run was interrupted, or those kernels could not be judged: the report names the mutants that were not asked, and
+has no word (null) on those kernels.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from conformance.direct import judged
 from conformance.exitcodes import ExitCode
 from conformance.goals import dense, moe, routing, sharding
 from conformance.goals.expected import ExpectedGoal
+from conformance.orphans import end_with_parent
 from conformance.report.document import environment
 
 # Source -> the operations that are made of it
@@ -99,6 +101,7 @@ def apart(call: Any, limit: float | None) -> tuple[Any, str]:
 
 
 def _answer(pipe: Connection, call: Any) -> None:
+    end_with_parent()
     pipe.send(call())
 
 
@@ -147,53 +150,56 @@ def main() -> None:
     from cuda_kernels.mutants import MUTANTS
 
     names = arguments.mutants or list(MUTANTS)
-    matrix, interrupted = [], False
+    matrix: list[dict[str, Any]] = []
+    alarms, broken = None, ""
     signal.signal(signal.SIGINT, _interrupt_once)
-    with ThreadPoolExecutor(arguments.workers) as pool:
-        running = {
-            pool.submit(apart, partial(killer, name, MUTANTS[name].source), LIMIT): name for name in names
-        }
-        try:
-            for done in as_completed(running):
-                name, (found, error) = running[done], done.result()
-                found = found or {"mutant": name, "tier": None, "error": error}
-                found |= {"computes": MUTANTS[name].computes, "source": MUTANTS[name].source}
-                matrix.append(found)
-                how = found["tier"] or found.get("error", "SURVIVES")
-                print(f"{name}: {how} {found.get('case', '')}", flush=True)
-        except KeyboardInterrupt:
-            interrupted = True
-            pool.shutdown(wait=False, cancel_futures=True)
-            for child in multiprocessing.active_children():  # each thread waits for one
-                child.kill()
+    try:
+        for found in _asked(names, arguments.workers):
+            found |= {
+                "computes": MUTANTS[found["mutant"]].computes,
+                "source": MUTANTS[found["mutant"]].source,
+            }
+            matrix.append(found)
+            how = found["tier"] or found.get("error", "SURVIVES")
+            print(f"{found['mutant']}: {how} {found.get('case', '')}", flush=True)
+        killers = [record["case"] for record in matrix if record["tier"]]
+        alarms, broken = apart(partial(refused_although_sound, killers), None)
+    except KeyboardInterrupt:
+        broken = "interrupted"
     matrix.sort(key=lambda record: names.index(record["mutant"]))
+    left = [name for name in names if name not in {record["mutant"] for record in matrix}]
     survivors = [record["mutant"] for record in matrix if record["tier"] is None]
     by_tier = {tier: sum(record["tier"] == tier for record in matrix) for tier in TIERS}
     print(
         f"killed {len(matrix) - len(survivors)} of {len(matrix)}; by tier: {by_tier}; survivors: {survivors}"
     )
-    left = [name for name in names if name not in {record["mutant"] for record in matrix}]
-    alarms = None
-    if interrupted:
-        print(
-            f"interrupted: {len(left)} of {len(names)} were not asked, nor the kernels without a fault: {left}"
-        )
+    if broken:
+        print(f"the kernels without a fault were not judged: {broken}; mutants that were not asked: {left}")
     else:
-        alarms, error = apart(partial(refused_although_sound, [r["case"] for r in matrix if r["tier"]]), None)
-        if alarms is None:
-            sys.exit(f"kill_cuda: the kernels without a fault could not be judged: {error}")
         print(f"the same cases on the kernels without a fault: refused {len(alarms)}: {alarms}")
     if arguments.report:
-        backend = load_backend("cuda_kernels")
         document = {
-            "environment": environment([backend]),
+            "environment": environment([load_backend("cuda_kernels")]),
             "killed": len(matrix) - len(survivors),
             "by_tier": by_tier,
             "refused_although_sound": alarms,
             "not_asked": left,
         }
         arguments.report.write_text(json.dumps({**document, "mutants": matrix}, indent=1) + "\n", "utf-8")
-    sys.exit(ExitCode.ENVIRONMENT if interrupted else 1 if survivors or alarms else 0)
+    sys.stdout.flush()
+    # Nobody waits for threads whose mutants still run: those end with this process.
+    os._exit(ExitCode.ENVIRONMENT if broken else 1 if survivors or alarms else 0)
+
+
+def _asked(names: list[str], workers: int) -> Iterator[dict[str, Any]]:
+    """What became of each mutant, so many at a time, as it is known."""
+    from cuda_kernels.mutants import MUTANTS
+
+    pool = ThreadPoolExecutor(workers)
+    running = {pool.submit(apart, partial(killer, name, MUTANTS[name].source), LIMIT): name for name in names}
+    for done in as_completed(running):
+        found, error = done.result()
+        yield found or {"mutant": running[done], "tier": None, "error": error}
 
 
 if __name__ == "__main__":
