@@ -22,7 +22,7 @@ _FIELDS = {
     "layer": str, "backend": str, "tokens": int, "device": str, "median_seconds": float, "floor_seconds": float,
     "fraction_of_floor": float,
 }  # fmt: skip
-WIDTH, HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 440, 260, 52, 12, 22, 34
+WIDTH, HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 440, 260, 52, 20, 22, 34
 COLOURS, DASHES = 6, ("", "6 3", "2 3")
 # Marks around the origin: circle, square, triangle, diamond, cross, bar
 _MARKS = (
