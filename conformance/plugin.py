@@ -10,10 +10,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from itertools import groupby
-from math import gcd
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -28,6 +26,7 @@ from conformance.interrupts import BROKEN_DOWN
 from conformance.isolation.remote import RemoteBackend, RemoteSubject
 from conformance.judge import Judge
 from conformance.ledger import Ledger
+from conformance.order import in_turns, mixed, spread
 from conformance.query import offered, part, select
 from conformance.replay.kept import DEFAULT_LIMIT as DEFAULT_BUNDLES
 from conformance.replay.kept import DEFAULT_SECONDS, Keeping, clear, default_folder
@@ -52,8 +51,6 @@ _OUTPUTS = ("--report", "--report-html", "--report-markdown")
 _HOME = Path(__file__).resolve().parent / "suites"
 EXIT_CODE = pytest.StashKey[ExitCode]()
 _JUDGE = pytest.StashKey[Judge]()
-T = TypeVar("T")
-U = TypeVar("U")
 
 
 def judges(operation: str) -> Callable[[Any], Any]:
@@ -215,7 +212,7 @@ class Plugin:
         chosen = {*slow, *deadly}
         others = [i for i in kept if i not in chosen]
         if sum(isinstance(b, RemoteBackend) for b in self.backends.values()) > 1:
-            others = mixed(others, lambda item: (case := _case_of(item)) and case.id)
+            others = mixed(others, _case_of)
         items[:] = [*spread(slow, others), *deadly]
 
     @pytest.fixture(name="source")
@@ -490,36 +487,6 @@ class Keeper:
             terminalreporter.write_line(line)
         if self.gate:
             terminalreporter.write_line(self.gate)
-
-
-def in_turns(cases: Sequence[T], backends: Sequence[U]) -> list[tuple[T, U]]:
-    """All backends on a case, then the next case: what is expected of it is computed once. Which backend comes first
-    changes, or all judges would wait for the same one."""
-    count = len(backends)
-    return [(case, backends[(turn + i) % count]) for turn, case in enumerate(cases) for i in range(count)]
-
-
-def mixed(some: Sequence[T], group_of: Callable[[T], object]) -> list[T]:
-    """What lies beside each other in one group stays together; the groups come in an order in which each stretch is
-    from all over the sequence: steps of the golden section, around and around."""
-    groups = [list(group) for _, group in groupby(some, group_of)]
-    step = max(round(len(groups) * 0.618), 1)
-    while gcd(step, len(groups)) > 1:
-        step += 1
-    return [item for number in range(len(groups)) for item in groups[number * step % len(groups)]]
-
-
-def spread(some: Sequence[T], among: Sequence[T]) -> list[T]:
-    """All of both, each in its order, the former at equal distances."""
-    places = {(2 * i + 1) * len(among) // (2 * len(some)): i for i in range(len(some))} if some else {}
-    if len(places) < len(some):
-        return [*some, *among]
-    found: list[T] = []
-    for place in range(len(among) + 1):
-        if place in places:
-            found.append(some[places[place]])
-        found.extend(among[place : place + 1])
-    return found
 
 
 def _case_of(item: pytest.Item) -> Case | None:

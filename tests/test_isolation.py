@@ -23,7 +23,7 @@ from conformance.isolation import remote
 from conformance.isolation import supervisor as isolation_supervisor
 from conformance.isolation.remote import RemoteBackend
 from conformance.isolation.supervisor import Supervisor
-from conformance.plugin import in_turns, mixed, spread
+from conformance.order import in_turns, mixed, spread
 from conformance.query import part
 from conformance.subject import Answer, Subject
 from conformance.verdict import LONGEST_KERNEL, Outcome, decide

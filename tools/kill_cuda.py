@@ -33,6 +33,7 @@ from conformance.goals import dense, moe, routing, sharding
 from conformance.goals.expected import ExpectedGoal
 from conformance.orphans import end_with_parent
 from conformance.report.document import environment
+from cuda_kernels.mutants import MUTANTS
 
 # Source -> the operations that are made of it
 COMPUTES = {
@@ -147,18 +148,12 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("mutants", nargs="*", help="names (default: all)")
     arguments = parser.parse_args()
-    from cuda_kernels.mutants import MUTANTS
-
     names = arguments.mutants or list(MUTANTS)
     matrix: list[dict[str, Any]] = []
     alarms, broken = None, ""
     signal.signal(signal.SIGINT, _interrupt_once)
     try:
         for found in _asked(names, arguments.workers):
-            found |= {
-                "computes": MUTANTS[found["mutant"]].computes,
-                "source": MUTANTS[found["mutant"]].source,
-            }
             matrix.append(found)
             how = found["tier"] or found.get("error", "SURVIVES")
             print(f"{found['mutant']}: {how} {found.get('case', '')}", flush=True)
@@ -193,13 +188,12 @@ def main() -> None:
 
 def _asked(names: list[str], workers: int) -> Iterator[dict[str, Any]]:
     """What became of each mutant, so many at a time, as it is known."""
-    from cuda_kernels.mutants import MUTANTS
-
     pool = ThreadPoolExecutor(workers)
     running = {pool.submit(apart, partial(killer, name, MUTANTS[name].source), LIMIT): name for name in names}
     for done in as_completed(running):
-        found, error = done.result()
-        yield found or {"mutant": running[done], "tier": None, "error": error}
+        name, (found, error) = running[done], done.result()
+        found = found or {"mutant": name, "tier": None, "error": error}
+        yield {**found, "computes": MUTANTS[name].computes, "source": MUTANTS[name].source}
 
 
 if __name__ == "__main__":
