@@ -242,16 +242,21 @@ def mma4_cut(n: int, k: int, token_tiles: int, sms: int, clusters: bool, memory:
         waves = blocks_for(blocks_for(row_tiles, 1 << side_log), sms // cluster or 1)
         return waves * ((blocks_for(column_blocks, cluster) << side_log) + _WAVE), -side_log, cluster
 
+    def memory_of(side_log: int, cluster: int) -> tuple[int, int]:
+        """Bytes, as linear_mma.cu says: of words and of what a cluster's blocks send each other; of what all groups of
+        warps need for a block of columns each."""
+        exchanged = token_tiles * (8 << 10) + 128 if cluster > 1 else 0
+        return (64 << 10) + exchanged, (token_tiles * (2 << 10) + (128 << side_log) + 16) * (16 >> side_log)
+
     # Larger clusters do not all fit on a device at once.
     sizes = (1, 2) if clusters and column_blocks > 1 else (1,)
-    side_log, cluster = min(((s, c) for s in (1, 2, 3, 4) for c in sizes), key=lambda pair: cost(*pair))
-    range_ = blocks_for(column_blocks, cluster)
-    stages = 3 if token_tiles == 1 and memory >= 160 << 10 else 2  # STAGES_OF of linear_mma.cu
-    ring, packed = stages * (32 << 10), token_tiles * (2 << 10) + (128 << side_log) + 16
-    splits = 16 >> side_log
-    packed_blocks = min((memory - ring) // packed // splits, blocks_for(range_, splits)) * splits
+    cuts = [(s, c) for s in (1, 2, 3, 4) for c in sizes if sum(memory_of(s, c)) <= memory]
+    side_log, cluster = min(cuts, key=lambda cut: cost(*cut))
+    fixed, each = memory_of(side_log, cluster)
+    range_, splits = blocks_for(column_blocks, cluster), 16 >> side_log
+    rounds = min((memory - fixed) // each, blocks_for(range_, splits))
     blocks = blocks_for(row_tiles, 1 << side_log) * cluster
-    return Mma4Cut(blocks, cluster, side_log, range_, packed_blocks, ring + packed_blocks * packed)
+    return Mma4Cut(blocks, cluster, side_log, range_, rounds * splits, fixed + rounds * each)
 
 
 @cache

@@ -9,12 +9,13 @@
 // Codes become numbers of 16 bits by setting bits and one multiplication and addition, exactly (code_pair). Each block
 // of columns is summed in float32, multiplied by its scale there, and added.
 //
-// Time is what memory takes, if enough of it is on its way: words are copied to shared memory several steps ahead, each
-// lane's by itself and for itself, so that it waits for nobody. The 16 warps of a block share the activations; the more
-// of them are neighbours along n, the less often x is read. Activations, scales and zero points are put in order in
-// shared memory before the first step, so that the steps read nothing else from memory but words. K is then split over
-// the blocks of a cluster, which add their sums through each other's shared memory. And a launch begins while the one
-// before it still runs: its first words and its scales do not depend on that.
+// Words are copied to shared memory a step ahead, each lane's by itself and for itself, so that it waits for nobody. The
+// 16 warps of a block are groups of neighbours along n, which share activations: the more neighbours, the less often x
+// is read. Activations, scales and zero points are put in order in shared memory before the first step, so that the
+// steps read nothing else from memory but words and need few instructions: 16 tokens keep a multiprocessor as busy as
+// the words keep memory. K is split over the groups of a block and the blocks of a cluster; of these each sends the
+// other those sums that the other adds. And a launch begins while the one before it still runs: its first words and its
+// scales do not depend on that.
 #include "tensor_cores.cuh"
 #include "weights.cuh"
 
@@ -25,16 +26,7 @@
 #define PIECES (2 * TILES)  // of 16 bytes, which a lane takes in a step: of rows 8 apart
 #define SLOT (PIECES * 32)  // pieces that a warp takes in a step
 #define PACKED_X (4 * 32)   // pieces of 16 bytes, 8 tokens of a block of columns
-#define MOST_BLOCKS 2       // of a cluster
-#define PARTS_AT_ONCE 4     // of a split K, that a lane reads of a block
-
-// How many steps of words are in shared memory or on their way there, 32 KB each. Of 227 KB two leave room for 16
-// tokens of 4096 columns. linear.py counts alike.
-#if __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
-#define STAGES_OF(token_tiles) 2  // a block has 99 KB
-#else
-#define STAGES_OF(token_tiles) ((token_tiles) == 1 ? 3 : 2)  // 163 KB, or 227 KB from sm_90 on
-#endif
+#define STAGES 2            // steps of words in shared memory or on their way there: more of them come no sooner
 
 // ---- copies to shared memory that a thread does not wait for
 
@@ -51,11 +43,8 @@ QCTS_INLINE void copy_ahead(u32 to, const uint4* from) {
 
 QCTS_INLINE void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Until of the groups of this thread's copies only the last STAGES - 1 may be on their way.
-template <int STAGES>
-QCTS_INLINE void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
-}
+// Until of this thread's copies only those of the last step may be on their way.
+QCTS_INLINE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory"); }
 
 QCTS_INLINE uint4 copied(u32 address) {
   uint4 v;
@@ -64,6 +53,13 @@ QCTS_INLINE uint4 copied(u32 address) {
                : "r"(address)
                : "memory");
   return v;
+}
+
+// ---- warps that share activations
+
+// What any of so many threads, a group's, wrote before is seen by all of them after.
+QCTS_INLINE void meet_group(int group, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory");  // 0 is that of the whole block
 }
 
 // ---- what was launched before; from sm_90 on it may still run while this begins
@@ -87,7 +83,7 @@ QCTS_INLINE void await_launch_before() {
 QCTS_INLINE int cluster_blocks() {
   u32 blocks = 1;
 #if __CUDA_ARCH__ >= 900
-  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
+  asm volatile("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));  // volatile: no register keeps it through the loop
 #endif
   return (int)blocks;
 }
@@ -95,7 +91,7 @@ QCTS_INLINE int cluster_blocks() {
 QCTS_INLINE int cluster_rank() {
   u32 rank = 0;
 #if __CUDA_ARCH__ >= 900
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
 #endif
   return (int)rank;
 }
@@ -103,42 +99,65 @@ QCTS_INLINE int cluster_rank() {
 QCTS_INLINE int cluster_number() {
 #if __CUDA_ARCH__ >= 900
   u32 number;
-  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(number));  // volatile: no register keeps it through the loop
+  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(number));
   return (int)number;
 #else
   return blockIdx.x;
 #endif
 }
 
-// What any thread of the cluster wrote before is seen by all of them after.
-QCTS_INLINE void meet_cluster() {
-#ifdef QCTS_BARRIER_BEFORE_REDUCTION_MISSING
-  __syncwarp();
-#elif __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-#else
-  __syncthreads();
-#endif
-}
-
-// A block's shared memory lasts until its peers have read it. Nothing was written for them, so nothing is released.
-QCTS_INLINE void leave_cluster() {
+// Nothing is known of the other blocks of the cluster until await_cluster ends: then they have begun.
+QCTS_INLINE void begin_in_cluster() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
 
-// What lies at an address of this block's shared memory in that of a peer.
-QCTS_INLINE float of_peer(u32 address, int peer) {
-  float value;
+QCTS_INLINE void await_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// The address, in the memory of the cluster, of what a block has where this one has an address of its own.
+QCTS_INLINE u32 in_block(u32 address, int rank) {
+  u32 there = address;
+#if __CUDA_ARCH__ >= 900
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+#endif
+  return there;
+}
+
+// A thread says how many bytes this block will get from others, before it begins in the cluster.
+QCTS_INLINE void expect(u32 barrier, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+// To another block, whose barrier counts the bytes; both are addresses in the memory of the cluster.
+QCTS_INLINE void send(u32 to, float2 v, u32 barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to),
+               "f"(v.x), "f"(v.y), "r"(barrier)
+               : "memory");
+#endif
+}
+
+// Until all that was expected is there.
+QCTS_INLINE void await_expected(u32 barrier) {
 #if __CUDA_ARCH__ >= 900
   u32 there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(peer));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(there) : "memory");
-#else
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+  do {
+    asm volatile(
+        "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }"
+        : "=r"(there)
+        : "r"(barrier)
+        : "memory");
+  } while (!there);
 #endif
-  return value;
 }
 
 // ---- numbers
@@ -219,10 +238,16 @@ struct Table {
 
 QCTS_INLINE int factors_of_block(int side) { return side * 8 + 1; }  // pieces of 16 bytes
 
+// The part of the table that a warp fills: x of its group's blocks of columns, every splits-th from `split` on, together
+// with its neighbours; the factors of these blocks for its own rows.
+struct Share {
+  int split, splits, neighbour, side, first_row;
+};
+
 // What a thread moves to the table at a time: 16 bytes of each token, scales of eight rows. All of it is loaded before
 // any of it is stored.
 #define X_AT_ONCE (2 * WARPS)  // blocks of columns
-#define FACTORS_AT_ONCE WARPS  // times a warp's rows, 8 blocks of columns
+#define FACTORS_AT_ONCE 8      // blocks of a group
 
 template <int TOKENS>
 struct LoadedX {
@@ -234,59 +259,57 @@ struct LoadedFactors {
   u32 zero_points;
 };
 
-// A thread's share of x: a warp has two blocks, eight lanes have whole sectors of 32 bytes.
+// A thread's place in x: a warp has two blocks, eight lanes have whole sectors of 32 bytes.
 struct XPlace {
   int block, quad, word;
 };
 
-QCTS_INLINE XPlace x_place(int batch) {
-  int thread = anew(threadIdx.x), lane = thread % 32;
-  return {batch * X_AT_ONCE + thread / 32 * 2 + lane / 16, lane / 2 % 4, lane % 2 + lane / 8 % 2 * 2};
+QCTS_INLINE XPlace x_place(int batch, const Share& share) {
+  int lane = anew(threadIdx.x) % 32, number = (batch * share.side + share.neighbour) * 2 + lane / 16;
+  return {number * share.splits + share.split, lane / 2 % 4, lane % 2 + lane / 8 % 2 * 2};
 }
 
 template <int TOKENS>
-QCTS_INLINE void load_x(LoadedX<TOKENS>& loaded, const Table& table, int batch, const u16* x, int first_token,
-                        int tokens, int k) {
-  XPlace at = x_place(batch);
+QCTS_INLINE void load_x(LoadedX<TOKENS>& loaded, const Table& table, const Share& share, int batch, const u16* x,
+                        int first_token, int tokens, int k) {
+  XPlace at = x_place(batch, share);
   if (at.block >= table.blocks) return;
   k = anew(k);
-  const u16* from = x + (table.first + at.block) * BLOCK_COLUMNS + at.quad * 32 + at.word * 8;
+  u32 place = (table.first + at.block) * BLOCK_COLUMNS + at.quad * 32 + at.word * 8;
   for (int i = 0; i < TOKENS; i++) {
-    if (first_token + i < tokens) loaded.of_token[i] = __ldg((const uint4*)(from + (long long)(first_token + i) * k));
+    if (first_token + i < tokens) loaded.of_token[i] = __ldg((const uint4*)(x + (place + (u32)(first_token + i) * k)));
   }
 }
 
 template <int TOKEN_TILES, int TOKENS>
-QCTS_INLINE void store_x(const LoadedX<TOKENS>& loaded, const Table& table, int batch, int first_token, int tokens) {
-  XPlace at = x_place(batch);
+QCTS_INLINE void store_x(const LoadedX<TOKENS>& loaded, const Table& table, const Share& share, int batch,
+                         int first_token, int tokens) {
+  XPlace at = x_place(batch, share);
   if (at.block >= table.blocks) return;
+  int swap = at.word % 2 * 4;
+  uint4* even_tokens = table.x + ((at.block * TOKEN_TILES * 4 + at.word) * 32 + at.quad + swap);
+  uint4* odd_tokens = even_tokens - 2 * swap;
   for (int i = 0; i < TOKENS; i++) {
-    int token = first_token + i, there = at.block * TOKEN_TILES + token / 8;
+    int token = first_token + i;
     uint4 v = loaded.of_token[i];
 #ifdef QCTS_MMA_PAIRS_OF_SECOND_NEIGHBOURS
     v = {v.x, v.z, v.y, v.w};  // (0, 2), (1, 3), ... beside (0, 4), (1, 5), ... of the weight
 #endif
     v = {low_halves(v.x, v.z), high_halves(v.x, v.z), low_halves(v.y, v.w), high_halves(v.y, v.w)};
-    if (token < tokens) table.x[(there * 4 + at.word) * 32 + (token % 8 * 4 + at.quad ^ at.word % 2 * 4)] = v;
+    if (token < tokens) (i % 2 ? odd_tokens : even_tokens)[token / 8 * PACKED_X + token % 8 * 4] = v;
   }
 }
 
-// A thread's share of the factors: those of one piece for each of the 8 lines, in one block.
-struct FactorPlace {
-  int block, tile, piece;
-};
-
-QCTS_INLINE FactorPlace factor_place(int batch, int side_log) {
-  int thread = anew(threadIdx.x), lane = thread % 32, number = batch * FACTORS_AT_ONCE + thread / 32;
-  return {(number >> side_log) * 8 + lane / 4, number & (1 << side_log) - 1, lane % 4};
+// A thread's place in the factors: those of one piece for each of the 8 lines, in one block.
+QCTS_INLINE int factor_block(int batch, const Share& share) {
+  return (batch * FACTORS_AT_ONCE + anew(threadIdx.x) % 32 / 4) * share.splits + share.split;
 }
 
-QCTS_INLINE void load_factors(LoadedFactors& loaded, const Table& table, int batch, const Weight& w, int rows_before,
-                              int side_log) {
-  FactorPlace at = factor_place(batch, side_log);
-  int row = rows_before + at.tile * 16 * TILES + at.piece * 8;
-  if (at.block >= table.blocks || row >= w.n) return;
-  u32 group = (u32)(table.first + at.block) / (u32)(w.group_size / BLOCK_COLUMNS);
+QCTS_INLINE void load_factors(LoadedFactors& loaded, const Table& table, const Share& share, int batch,
+                              const Weight& w) {
+  int block = factor_block(batch, share), row = share.first_row + anew(threadIdx.x) % 4 * 8;
+  if (block >= table.blocks || row >= w.n) return;
+  u32 group = (u32)(table.first + block) / (u32)(w.group_size / BLOCK_COLUMNS);
   int groups = anew(w.groups);
   const u16* from = w.scale + ((u32)row * groups + group);
   for (int line = 0; line < 8; line++) loaded.scale[line] = __ldg(from + line * groups);
@@ -294,49 +317,48 @@ QCTS_INLINE void load_factors(LoadedFactors& loaded, const Table& table, int bat
 }
 
 template <int DTYPE>
-QCTS_INLINE void store_factors(const LoadedFactors& loaded, const Table& table, int batch, int n, int rows_before,
-                               int side_log) {
-  FactorPlace at = factor_place(batch, side_log);
-  if (at.block >= table.blocks || rows_before + at.tile * 16 * TILES >= n) return;
-  u32* to = (u32*)(table.factors + at.block * factors_of_block(1 << side_log) + at.tile * 8) + at.piece;
+QCTS_INLINE void store_factors(const LoadedFactors& loaded, const Table& table, const Share& share, int batch, int n) {
+  int block = factor_block(batch, share), piece = anew(threadIdx.x) % 4;
+  if (block >= table.blocks || share.first_row >= n) return;
+  u32* to = (u32*)(table.factors + block * factors_of_block(share.side) + share.neighbour * 8) + piece;
   for (int line = 0; line < 8; line++) {
     to[line * PIECES] = loaded.scale[line] | even_offset<DTYPE>(loaded.zero_points >> 4 * line & 15) << 16;
   }
 }
 
-// The table from a batch on, with few registers.
+// A warp's share of the table from a batch on, with few registers.
 template <int DTYPE, int TOKEN_TILES>
-QCTS_INLINE void fill_table(const Table& table, int batch, const u16* x, int tokens, const Weight& w, int rows_before,
-                            int side_log) {
+QCTS_INLINE void fill_table(const Table& table, const Share& share, int batch, const u16* x, int tokens,
+                            const Weight& w) {
 #pragma unroll 1
-  for (int b = batch; b * FACTORS_AT_ONCE < (table.blocks + 7) / 8 << side_log; b++) {
+  for (int b = batch; b * FACTORS_AT_ONCE * share.splits < table.blocks; b++) {
     LoadedFactors loaded;
-    load_factors(loaded, table, b, w, rows_before, side_log);
-    store_factors<DTYPE>(loaded, table, b, w.n, rows_before, side_log);
+    load_factors(loaded, table, share, b, w);
+    store_factors<DTYPE>(loaded, table, share, b, w.n);
   }
 #pragma unroll 1
   for (int b = batch; b * X_AT_ONCE < table.blocks; b++) {
 #pragma unroll 1
     for (int token = 0; token < 8 * TOKEN_TILES; token += 4) {
       LoadedX<4> loaded;
-      load_x(loaded, table, b, x, token, tokens, w.k);
-      store_x<TOKEN_TILES>(loaded, table, b, token, tokens);
+      load_x(loaded, table, share, b, x, token, tokens, w.k);
+      store_x<TOKEN_TILES>(loaded, table, share, b, token, tokens);
     }
   }
 }
 
-// What a lane takes in a step, to the slot of a ring, from `piece` on.
+// What a lane takes in a step, from `piece` on, to its place in a slot of the ring.
 QCTS_INLINE void copy_step(u32 slot, const uint4* pieces, u32 piece, u32 eight_rows) {
   for (int p = 0; p < PIECES; p++) copy_ahead(slot + p * 32 * 16, pieces + (piece + p * eight_rows));
 }
 
-// TOKEN_TILES: of 8 tokens. The warps of a block are 2^side_log neighbours along n, times 2^split_log that share
-// columns between them. The blocks of a cluster have the same rows, and each has `range` blocks of columns.
+// TOKEN_TILES: of 8 tokens. The warps of a block are groups of 2^side_log neighbours along n. The blocks of a cluster
+// have the same rows, and each has `range` blocks of columns.
 template <int DTYPE, int TOKEN_TILES>
 QCTS_INLINE void project(const u16* x, const Weight& w, const u16* bias, u16* y, int tokens, int side_log, int range,
                          int packed_blocks, uint4* shared) {
-  constexpr int SUMS = TILES * TOKEN_TILES * 4;  // a lane
-  constexpr int STAGES = STAGES_OF(TOKEN_TILES), STAGE = WARPS * SLOT * 16;  // bytes
+  constexpr int PAIRS = TILES * TOKEN_TILES * 2;  // of sums, a lane
+  constexpr int STAGE = WARPS * SLOT * 16;        // bytes of the ring
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32, line = lane / 4, quad = lane % 4;
   int side = 1 << side_log, split_log = WARPS_LOG - side_log, splits = 1 << split_log, split = warp >> side_log;
   int neighbour = warp & side - 1, first_row = (cluster_number() * side + neighbour) * 16 * TILES;
@@ -347,44 +369,50 @@ QCTS_INLINE void project(const u16* x, const Weight& w, const u16* bias, u16* y,
   if (first_row < w.n && begin + split < end) steps = (end - begin - split + splits - 1) >> split_log;
 
   // The ring of words: (STAGES, WARPS, PIECES, 32 lanes).
-  u32 ring = shared_address(shared + warp * SLOT + lane), slot = ring;
+  u32 ring = shared_address(shared + warp * SLOT + lane), slot = ring, both_slots = 2 * ring + STAGE;
   u32 piece = (u32)(first_row + line) * (w.k / 32) + (begin + split) * 4 + quad, eight_rows = w.k / 4;
   const uint4* pieces = (const uint4*)w.words;
-  uint4* const packed = shared + STAGES * WARPS * SLOT;
+  int cluster = cluster_blocks();
+  // What the other block of a cluster sends, (pairs that this one adds, splits, 32 lanes, 2 tokens), and whether it came.
+  uint4* const received = shared + STAGES * WARPS * SLOT;
+  u32 barrier = shared_address(received + PAIRS * WARPS * 8);
+  uint4* const packed = cluster > 1 ? received + PAIRS * WARPS * 8 + 8 : received;
   Table table = {packed, packed + packed_blocks * TOKEN_TILES * PACKED_X, begin, packed_blocks};
   if (end - begin < packed_blocks) table.blocks = end - begin;
-  int rows_before = cluster_number() * side * 16 * TILES;
+  Share share = {split, splits, neighbour, side, first_row};
 
   // One step of words keeps memory busy. What the first step needs besides comes next: it does not queue behind the
   // rest of the ring.
   if (steps > 0) copy_step(ring, pieces, piece, eight_rows);
   end_of_copies();
   LoadedFactors loaded_factors;
-  load_factors(loaded_factors, table, 0, w, rows_before, side_log);
+  load_factors(loaded_factors, table, share, 0, w);
+  if (cluster > 1) {
+    if (threadIdx.x == 0) expect(barrier, PAIRS * WARPS * 128);
+    __syncwarp();
+    begin_in_cluster();
+  }
   await_launch_before();
   LoadedX<8 * TOKEN_TILES> loaded_x;
-  load_x(loaded_x, table, 0, x, 0, tokens, w.k);
-  for (int s = 1; s < STAGES; s++) {
-    piece += splits * 4;
-    if (s < steps) copy_step(ring + s * STAGE, pieces, piece, eight_rows);
-    end_of_copies();
-  }
-  store_factors<DTYPE>(loaded_factors, table, 0, w.n, rows_before, side_log);
-  store_x<TOKEN_TILES>(loaded_x, table, 0, 0, tokens);
-  fill_table<DTYPE, TOKEN_TILES>(table, 1, x, tokens, w, rows_before, side_log);
+  load_x(loaded_x, table, share, 0, x, 0, tokens, w.k);
+  piece += splits * 4;
+  if (steps > 1) copy_step(ring + STAGE, pieces, piece, eight_rows);
+  end_of_copies();
+  store_factors<DTYPE>(loaded_factors, table, share, 0, w.n);
+  store_x<TOKEN_TILES>(loaded_x, table, share, 0, 0, tokens);
+  fill_table<DTYPE, TOKEN_TILES>(table, share, 1, x, tokens, w);
 
   float sums[TILES][TOKEN_TILES][4] = {};
-  int step = 0, of_odd_words = (lane ^ 4) - lane;
+  int left = steps;
   while (true) {
-    __syncthreads();
-    int now = anew(lane), part = anew(split);  // what no register keeps meanwhile
-    const uint4* activations = table.x + part * TOKEN_TILES * PACKED_X + now;
-    u32 factor = shared_address(table.factors + part * factors_of_block(side) + neighbour * 8 + now / 4);
-    int after = step + (packed_blocks >> split_log);
-    if (after > steps) after = steps;
+    meet_group(split, side * 32);
+    u32 activations = shared_address(table.x + anew(split) * TOKEN_TILES * PACKED_X + anew(lane));
+    u32 factor = shared_address(table.factors + anew(split) * factors_of_block(side) + neighbour * 8 + anew(lane) / 4);
+    int after = left - (packed_blocks >> split_log);
+    if (after < 0) after = 0;
 #pragma unroll 1
-    for (; step < after; step++) {
-      wait_for_copies<STAGES>();
+    for (; left > after; left--) {
+      wait_for_copies();
       u32 words[PIECES][4];
       for (int p = 0; p < PIECES; p++) {
         uint4 v = copied(slot + p * 32 * 16);
@@ -399,15 +427,16 @@ QCTS_INLINE void project(const u16* x, const Weight& w, const u16* bias, u16* y,
 
       // The words are in registers: the slot is free before they are spent.
       piece += splits * 4;
-      if (step + STAGES < steps) copy_step(slot, pieces, piece, eight_rows);
+      if (left > STAGES) copy_step(slot, pieces, piece, eight_rows);
       end_of_copies();
-      slot = slot == ring + (STAGES - 1) * STAGE ? ring : slot + STAGE;
+      slot = both_slots - slot;
 
       float products[TILES][TOKEN_TILES][4] = {};
+      u32 of_odd_words = activations ^ 64;
       for (int word = 0; word < 4; word++) {
         uint4 b[TOKEN_TILES];  // pair i of word: columns (i, i + 4)
         for (int m = 0; m < TOKEN_TILES; m++) {
-          b[m] = activations[(m * 4 + word) * 32 + (word % 2 ? of_odd_words : 0)];
+          b[m] = copied((word % 2 ? of_odd_words : activations) + (m * 4 + word) * 32 * 16);
         }
         for (int t = 0; t < TILES; t++) {
           for (int i = 0; i < 4; i += 2) {
@@ -425,93 +454,94 @@ QCTS_INLINE void project(const u16* x, const Weight& w, const u16* bias, u16* y,
       f = copied(factor);  // again: registers are short
       u32 both[PIECES] = {f.x, f.y, f.z, f.w};
       for (int p = 0; p < PIECES; p++) {
-        float scale = to_float((u16)both[p], DTYPE) * unit_of_codes<DTYPE>();
+        float scale = to_float((u16)both[p], DTYPE);
         int t = p / 2, c = p % 2 * 2;
         for (int m = 0; m < TOKEN_TILES; m++) {
           sums[t][m][c] += products[t][m][c] * scale;
           sums[t][m][c + 1] += products[t][m][c + 1] * scale;
         }
       }
-      activations += splits * TOKEN_TILES * PACKED_X;
+      activations += splits * TOKEN_TILES * PACKED_X * 16;
       factor += splits * factors_of_block(side) * 16;
     }
-    // The columns after these, where shared memory does not hold all: when all are done with them.
+    // The columns after these, where shared memory does not hold all: when the group is done with them.
     table.first += packed_blocks;
     if (table.first >= end) break;
     if (end - table.first < packed_blocks) table.blocks = end - table.first;
-    __syncthreads();
-    fill_table<DTYPE, TOKEN_TILES>(table, 0, x, tokens, w, cluster_number() * side * 16 * TILES, side_log);
+    meet_group(split, side * 32);
+    share.first_row = (cluster_number() * side + neighbour) * 16 * TILES;
+    fill_table<DTYPE, TOKEN_TILES>(table, share, 0, x, tokens, w);
   }
 
-  // Each warp's sums, (SUMS, 32), to where its first slot was: no copy is on its way any more.
-  float* own = (float*)(shared + warp * SLOT);
+  // Sums go by pairs, of two tokens of a row; each of a cluster's blocks adds every other pair. A warp puts those that its
+  // own block adds, (PAIRS, 32 lanes), where its first slot was: no copy is on its way there any more.
+  cluster = cluster_blocks();
+  int rank = cluster_rank();
+  if (cluster > 1) await_cluster();
   __syncwarp();
-  for (int t = 0; t < TILES; t++) {
-    for (int m = 0; m < TOKEN_TILES; m++) {
-      for (int c = 0; c < 4; c++) {
-        float sum = sums[t][m][c];
+  float2* own = (float2*)(shared + warp * SLOT) + lane;
+  int peer = rank ^ cluster - 1;
+  u32 theirs = in_block(shared_address((float2*)received + (neighbour * PAIRS / 2 * splits + split) * 32 + lane), peer);
+  u32 their_barrier = in_block(barrier, peer);
+  for (int i = 0; i < PAIRS; i++) {
+    float2 pair;
+    for (int token = 0; token < 2; token++) {
+      float sum = sums[i / (2 * TOKEN_TILES)][i / 2 % TOKEN_TILES][i % 2 * 2 + token] * unit_of_codes<DTYPE>();
 #ifdef QCTS_PARTIAL_SUMS_OF_16_BITS
-        sum = to_float(from_float(sum, DTYPE), DTYPE);
+      sum = to_float(from_float(sum, DTYPE), DTYPE);
 #endif
-        own[((t * TOKEN_TILES + m) * 4 + c) * 32 + lane] = sum;
-      }
+      (token == 0 ? pair.x : pair.y) = sum;
     }
+    if (cluster == 1 || i % 2 == rank) own[i * 32] = pair;
+    else send(theirs + i / 2 * splits * 256, pair, their_barrier);
   }
-  meet_cluster();
-  int cluster = cluster_blocks();
-  rows_before = cluster_number() * side * 16 * TILES;
-  // Sum number s of a warp is added over the parts of K, always in the same order, by one warp of the cluster. As many
-  // sums as there are tiles of tokens are read at once.
-  int apart = cluster * WARPS;
-  for (int first = cluster_rank() * WARPS + warp; first < side * SUMS; first += apart * TOKEN_TILES) {
-    float added[TOKEN_TILES] = {};
-#pragma unroll 1
-    for (int part = 0; part < splits; part += PARTS_AT_ONCE) {
-      float parts[TOKEN_TILES][PARTS_AT_ONCE][MOST_BLOCKS];
-      for (int a = 0; a < TOKEN_TILES; a++) {
-        int i = first + a * apart, of = i / SUMS;
-        u32 theirs = shared_address(shared + of * SLOT) + (i % SUMS * 32 + lane) * 4, part_bytes = side * SLOT * 16;
-        for (int j = 0; j < PARTS_AT_ONCE; j++) {
-          for (int peer = 0; peer < MOST_BLOCKS; peer++) {
-            bool there = i < side * SUMS && part + j < splits && peer < cluster;
-            parts[a][j][peer] = there ? of_peer(theirs + (part + j) * part_bytes, peer) : 0.0f;
-          }
-        }
-      }
-      for (int a = 0; a < TOKEN_TILES; a++) {
-#ifdef QCTS_SPLIT_DROPPED
-        for (int j = 0; j < PARTS_AT_ONCE; j++) parts[a][j][1] = 0.0f;
-        if (cluster == 1 && part == 0) parts[a][1][0] = 0.0f;
-#endif
-        for (int j = 0; j < PARTS_AT_ONCE; j++) {
-          for (int peer = 0; peer < MOST_BLOCKS; peer++) added[a] += parts[a][j][peer];
-        }
-      }
-    }
-    for (int a = 0; a < TOKEN_TILES; a++) {
-      int i = first + a * apart, s = i % SUMS, c = s % 4, m = s / 4 % TOKEN_TILES, t = s / (4 * TOKEN_TILES);
-      // Where the mma leaves it.
-      int token = 8 * m + 2 * quad + c % 2, row = rows_before + i / SUMS * 16 * TILES + 16 * t + 8 * (c / 2) + line;
-      if (i >= side * SUMS || row >= w.n || token >= tokens) continue;
-      y[(long long)token * w.n + row] = output_of(added[a], nullptr, token, bias, row, w.n, DTYPE);
-    }
-  }
+#ifdef QCTS_BARRIER_BEFORE_REDUCTION_MISSING
   __syncwarp();
-  if (cluster > 1) leave_cluster();
+#else
+  __syncthreads();
+  if (cluster > 1) await_expected(barrier);
+#endif
+  // A warp adds a pair over the parts of K, always in the same order.
+#pragma unroll 1
+  for (int number = warp; number < side * PAIRS >> cluster - 1; number += WARPS) {
+    int pair = number * cluster + rank, i = pair % PAIRS, rows = pair / PAIRS * 16 * TILES;
+    const float2* here = (const float2*)(shared + pair / PAIRS * SLOT) + (i * 32 + lane);
+    const float2* there = (const float2*)received + (number * splits * 32 + lane);
+    float2 added = {};
+#pragma unroll 4
+    for (int part = 0; part < splits; part++) {
+      float2 ours = here[part * side * SLOT * 2], others = {};
+      if (cluster > 1) others = there[part * 32];
+#ifdef QCTS_SPLIT_DROPPED
+      if (cluster > 1) others = {};
+      else if (part == 1) ours = {};
+#endif
+      float2 first = rank == 0 ? ours : others, second = rank == 0 ? others : ours;
+      added.x += first.x, added.y += first.y;
+      added.x += second.x, added.y += second.y;
+    }
+    // Where the mma leaves it.
+    int token = i / 2 % TOKEN_TILES * 8 + 2 * quad;
+    int row = cluster_number() * side * 16 * TILES + rows + i / (2 * TOKEN_TILES) * 16 + i % 2 * 8 + line;
+    if (row >= w.n) continue;
+    u16* to = y + ((long long)token * w.n + row);
+    if (token < tokens) *to = output_of(added.x, nullptr, token, bias, row, w.n, DTYPE);
+    if (token + 1 < tokens) to[w.n] = output_of(added.y, nullptr, token + 1, bias, row, w.n, DTYPE);
+  }
 }
 
 // x: (tokens, k) of 16 bits; words, scale, zero_point, bias as in weights.cuh, of one matrix. k and group_size are
-// multiples of 128, n of 32, tokens at most 16; x and words begin at multiples of 16 bytes. side_log: 0 to 4. range:
+// multiples of 128, n of 32, tokens at most 16; x and words begin at multiples of 16 bytes. side_log: 1 to 4. range:
 // how many blocks of 128 columns a block of a cluster has, all those of K over the blocks of a cluster, rounded up.
 // packed_blocks: for how many of them x and the factors are in shared memory at a time, a multiple of 16 >> side_log.
 // Grid: n / (32 << side_log) rounded up, times the blocks of a cluster (1 or 2), 512 threads. Shared memory, where
-// token_tiles is tokens / 8 rounded up: STAGES_OF(token_tiles) * 32 KB, and for each of packed_blocks
-// token_tiles * 2 KB and (128 << side_log) + 16 bytes.
+// token_tiles is tokens / 8 rounded up: 64 KB; token_tiles * 8 KB and 128 bytes in a cluster of 2; and for each of
+// packed_blocks token_tiles * 2 KB and (128 << side_log) + 16 bytes.
 extern "C" __global__ void __launch_bounds__(512)
     project_mma4(const u16* __restrict__ x, const u32* __restrict__ words, const u16* __restrict__ scale,
                  const u32* __restrict__ zero_point, const u16* __restrict__ bias, u16* __restrict__ y, int dtype,
                  int tokens, int n, int k, int group_size, int side_log, int range, int packed_blocks) {
-  extern __shared__ uint4 shared[];
+  extern __shared__ __align__(128) uint4 shared[];
   let_next_begin();
   Weight w = weight_of(words, scale, zero_point, nullptr, 0, n, k, group_size, k / group_size, 4, dtype);
   if (dtype == BF16) {

@@ -31,6 +31,7 @@ from conformance.direct import judged
 from conformance.exitcodes import ExitCode
 from conformance.goals import dense, moe, routing, sharding
 from conformance.goals.expected import ExpectedGoal
+from conformance.order import mixed
 from conformance.orphans import end_with_parent
 from conformance.report.document import environment
 from cuda_kernels.mutants import MUTANTS
@@ -110,8 +111,7 @@ def _cases(source: str, tier: str) -> Iterator[Case]:
     operations = COMPUTES[source.removesuffix(".cu")]
     chosen = [c for c in all_cases().values() if c.quick and c.operation in operations and tier_of(c) == tier]
     # From all over the matrix, so that the first hundred meet every width and shape.
-    step = 37 if len(chosen) % 37 else 41
-    yield from (chosen[i * step % len(chosen)] for i in range(len(chosen)))
+    yield from mixed(chosen, lambda case: case.id)
     if tier == "conduct":
         yield from (c for c in all_cases().values() if c.operation in operations and c.recipe == "overflow")
 
