@@ -65,8 +65,8 @@ def conformance_cuda(session: nox.Session) -> None:
     if missing:
         session.error(f"{missing}; for the CPU run: nox -s conformance")
     install(session, ".[torch,cuda]", "pytest-xdist")
-    # One process a backend and GPU computes; the judges are many, so that none of them waits for the oracle.
-    judge(session, "conformance-cuda", ("cuda",), workers=str(max(os.cpu_count() or 1, 2)))
+    # One process a backend and GPU computes. The judges are more than the cores: half of the time each waits for one.
+    judge(session, "conformance-cuda", ("cuda",), workers=str(max((os.cpu_count() or 1) * 3 // 2, 2)))
 
 
 def cuda_missing() -> str | None:

@@ -7,6 +7,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -566,6 +567,27 @@ def test_a_case_that_ends_its_process_leaves_a_bundle(quantcts, tmp_path, capsys
     code, said = replayed(capsys, bundle)
     assert code == 1
     assert "exit code 7" in said or "crashes" in said
+
+
+def test_a_smaller_case_that_hangs_does_not_prolong_the_run(quantcts, tmp_path):
+    path = tmp_path / "slow.py"
+    path.write_text(
+        "import time\nfrom conformance.backends.numpy import NumpyBackend\n"
+        "class backend(NumpyBackend):\n    name = 'slow'\n"
+        "    def pack(self, codes, bits, axis):\n"
+        "        time.sleep(0 if codes.shape[1] == 33 else 60)\n"
+        "        return super().pack(codes, bits, axis) + 1\n"
+    )
+    start = time.monotonic()
+    run = quantcts(
+        "run", "--backend", f"{path}:backend", "--cases", "packing/w3/dim1/n10-k33/uniform-0", "--isolate",
+        "--limit", "600", "--bundles", tmp_path / "bundles", "--shrink", "1",
+    )  # fmt: skip
+    assert run.code == 1, run.output
+    assert "fails alike" not in run.output
+    assert list((tmp_path / "bundles").glob("slow/*/inputs.safetensors"))
+    assert not list((tmp_path / "bundles").glob("slow/*/shrunken"))
+    assert time.monotonic() - start < 11
 
 
 def test_ranks_leave_their_layer_and_the_sum(tmp_path):

@@ -10,8 +10,7 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,7 +33,7 @@ from conformance.subject import Subject
 from conformance.verdict import Verdict
 
 DEFAULT_LIMIT = 3  # of a finding
-DEFAULT_SECONDS = 15.0  # of a run, for shrinking
+DEFAULT_SECONDS = 10.0  # of a run, for shrinking
 # Of a backend whose every failure has words of its own
 _MOST_OF_A_BACKEND = 60
 # For one question of shrinking: a smaller case that hangs is no use.
@@ -145,17 +144,21 @@ class Keeping:
         for verdict in verdicts:
             by_backend.setdefault(verdict.backend, []).append(verdict)
         deadline = time.monotonic() + seconds
-        stop = threading.Event()
+        looking = _Looking()
 
-        def own(name: str) -> list[str]:
-            return self._shrink_of(name, by_backend[name], places, deadline, stop)
+        def own(name: str, verdicts: Sequence[Verdict]) -> None:
+            self._shrink_of(name, verdicts, places, deadline, looking)
 
-        pool = ThreadPoolExecutor(len(by_backend) or 1)  # each waits for its backend most of the time
+        # Each waits for its backend most of the time. Who still waits at the end is left alone.
+        threads = [threading.Thread(target=own, args=each, daemon=True) for each in by_backend.items()]
         try:
-            return [line for lines in pool.map(own, by_backend) for line in lines if line]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(max(deadline - time.monotonic(), 0.0))
         finally:  # interrupted or not
-            stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
+            looking.stop()
+        return looking.lines
 
     def _shrink_of(
         self,
@@ -163,28 +166,29 @@ class Keeping:
         verdicts: Sequence[Verdict],
         places: Mapping[str, Place],
         deadline: float,
-        stop: threading.Event,
-    ) -> list[str]:
+        looking: _Looking,
+    ) -> None:
         """Those of one backend, which share the time that is left."""
-        lines = []
         try:
             with hosted(self.specs[name], places) as backend:
                 for done, verdict in enumerate(verdicts):
                     share = max(deadline - time.monotonic(), 0.0) / (len(verdicts) - done)
-                    lines.append(self._shrunken(verdict, backend, share, stop))
-        except RunError as error:
-            lines.append(f"{name}: nothing is shrunken: {error}")
-        return lines
+                    found = self._shrunken(verdict, backend, share, looking)
+                    if found is not None:
+                        looking.tell(partial(self._told, verdict, found))
+        except Exception as error:  # the verdicts stand
+            line = f"{name}: nothing more is shrunken: {error or type(error).__name__}"
+            looking.tell(lambda: line)
 
     def _shrunken(
-        self, verdict: Verdict, backend: RemoteBackend, seconds: float, stop: threading.Event
-    ) -> str:
+        self, verdict: Verdict, backend: RemoteBackend, seconds: float, looking: _Looking
+    ) -> Shrunken | None:
+        """None where no case is smaller."""
         case = all_cases()[verdict.case]
         if next(candidates(case), None) is None:
-            return ""
+            return None
         subject_of = partial(RemoteSubject, backend, spec=self.specs[verdict.backend])
-        found = shrink(case, partial(alike, verdict), subject_of, seconds, stop.is_set)
-        return self._told(verdict, found)
+        return shrink(case, partial(alike, verdict), subject_of, seconds, lambda: looking.ended)
 
     def _told(self, verdict: Verdict, found: Shrunken) -> str:
         more = "" if found.whole else "; the time was short"
@@ -192,6 +196,25 @@ class Keeping:
             return f"{verdict.case}: none smaller of {found.asked} fails alike{more}"
         self._write(place_of(self.folder, verdict) / SHRUNKEN, found.judge)
         return f"{verdict.case}: fails alike as {found.case.id}{more}"
+
+
+class _Looking:
+    """For smaller cases, in threads. lines: what was found, for a person; nothing is added to it after the end."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.ended = False
+        self._one = threading.Lock()
+
+    def tell(self, line_of: Callable[[], str]) -> None:
+        """Do what leaves a line, a bundle say, unless all has ended: whole or not at all."""
+        with self._one:
+            if not self.ended:
+                self.lines.append(line_of())
+
+    def stop(self) -> None:
+        with self._one:
+            self.ended = True
 
 
 def alike(wanted: Verdict, found: Verdict) -> bool:

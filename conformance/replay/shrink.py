@@ -61,6 +61,8 @@ def shrink(
             known.add(candidate.id)
             asked += 1
             own = _judged(subject_of(candidate))
+            if stopped():
+                return Shrunken(found, judge, asked, False)
             if own is not None and own.verdict is not None and alike(own.verdict):
                 found, judge, smaller = candidate, own, True
                 break
