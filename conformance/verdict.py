@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -79,7 +79,7 @@ class Verdict:
         return self.outcome in FAILING
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "outcome": self.outcome.value}
+        return {**vars(self), "outcome": self.outcome.value}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Verdict:

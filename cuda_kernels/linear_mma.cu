@@ -146,17 +146,22 @@ QCTS_INLINE void send(u32 to, float2 v, u32 barrier) {
 #endif
 }
 
-// Until all that was expected is there.
-QCTS_INLINE void await_expected(u32 barrier) {
+// Until what all warps of this block have written is there, and, where something is expected, that too.
+QCTS_INLINE void await_sums(bool expected, u32 barrier) {
+#ifdef QCTS_BARRIER_BEFORE_REDUCTION_MISSING
+  __syncwarp();
+#else
+  __syncthreads();
 #if __CUDA_ARCH__ >= 900
-  u32 there;
-  do {
+  u32 there = !expected;
+  while (!there) {
     asm volatile(
         "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }"
         : "=r"(there)
         : "r"(barrier)
         : "memory");
-  } while (!there);
+  }
+#endif
 #endif
 }
 
@@ -495,12 +500,7 @@ QCTS_INLINE void project(const u16* x, const Weight& w, const u16* bias, u16* y,
     if (cluster == 1 || i % 2 == rank) own[i * 32] = pair;
     else send(theirs + i / 2 * splits * 256, pair, their_barrier);
   }
-#ifdef QCTS_BARRIER_BEFORE_REDUCTION_MISSING
-  __syncwarp();
-#else
-  __syncthreads();
-  if (cluster > 1) await_expected(barrier);
-#endif
+  await_sums(cluster > 1, barrier);
   // A warp adds a pair over the parts of K, always in the same order.
 #pragma unroll 1
   for (int number = warp; number < side * PAIRS >> cluster - 1; number += WARPS) {

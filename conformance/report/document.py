@@ -112,6 +112,7 @@ class Report:
     # Of the judges of isolated backends together: how many, and seconds by what they did and whom they asked
     judging: Mapping[str, float] = field(default_factory=dict)
     resumed: int = 0  # verdicts of a run that was cut off and goes on
+    _finished: dict[str, Any] | None = None
 
     def open(self, path: str, begun: Begun | None = None, asked: Mapping[str, Any] | None = None) -> Journal:
         """Take the place to write to, before anything is judged. begun: the run that goes on. asked: what verdicts
@@ -132,8 +133,9 @@ class Report:
     def finish(self, ledger: Ledger, exit_code: ExitCode) -> None:
         """Complete the document and write it, if there is a place."""
         self.ledger, self.exit_code = ledger, exit_code
+        self._finished = self._made()
         if self.path is not None:
-            write_atomically(self.path, self.document())
+            write_atomically(self.path, self._finished)
 
     @property
     def elements(self) -> int:
@@ -141,6 +143,9 @@ class Report:
         return sum(v.elements for v in self.ledger.verdicts.values())
 
     def document(self) -> dict[str, Any]:
+        return self._finished or self._made()
+
+    def _made(self) -> dict[str, Any]:
         verdicts = list(self.ledger.verdicts.values())
         kernels: dict[str, int] = {}
         clauses: dict[tuple[str, ...], int] = {}
