@@ -316,6 +316,10 @@ class Keeper:
         write = reporter.write if reporter else lambda text: None
         for name, reason in self.roster.absent.items():
             write(f"absent: {name}: {reason}\n")
+        if self.roster.places:
+            write(
+                f"loaded {len(self.roster.places)} in processes of their own, {self.roster.loading:.0f} s\n"
+            )
         if self.vectors:
             write(f"{self.vectors.summary(len(self.cases))}\n")
             for name, count in Counter(name for _, name in self.unheld).items():

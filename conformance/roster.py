@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,12 +26,13 @@ NO_GPU = "torch finds no CUDA device"
 @dataclass
 class Roster:
     """backends, specs (as they were asked for) by name. absent: name -> why it is not there. places: spec -> Place of
-    those that have a process of their own."""
+    those that have a process of their own; loading: seconds until all of these could be asked."""
 
     backends: dict[str, Backend] = field(default_factory=dict)
     specs: dict[str, str] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     places: dict[str, Place] = field(default_factory=dict)
+    loading: float = 0.0
     supervisor: Supervisor | None = None
 
     @classmethod
@@ -49,14 +51,18 @@ class Roster:
         return made
 
     def _fill(self, asked: Sequence[str], isolate: bool, limit: float, profiled: bool) -> None:
+        if {EVERY_CUDA, *cuda_backends()}.intersection(asked) and importlib.util.find_spec("torch"):
+            self.supervisor = Supervisor(profiled)
+            self.supervisor.preload(cuda=True)  # while torch is imported here to count the GPUs
         if EVERY_CUDA in asked and gpu_count() == 0:
             raise EnvironmentMissing(f"--backend {EVERY_CUDA}: {NO_GPU}")
+        start = time.monotonic()
         optional = {name for name in cuda_backends() if EVERY_CUDA in asked}
         specs = dict.fromkeys(n for s in asked for n in (cuda_backends() if s == EVERY_CUDA else [s]))
         here = {} if isolate else {s: load_backend(s) for s in specs if s not in cuda_backends()}
         elsewhere = [s for s in specs if s not in here or device_of(here[s]).startswith("cuda")]
         if elsewhere:
-            self.supervisor = Supervisor(profiled)
+            self.supervisor = self.supervisor or Supervisor(profiled)
             found = self.supervisor.start(elsewhere, gpu_count())
             for spec, place in found.items():
                 if isinstance(place, Place):
@@ -65,6 +71,7 @@ class Roster:
                     self.absent[spec] = str(place)
                 else:
                     raise place
+            self.loading = time.monotonic() - start
         for spec in specs:
             if spec in self.places:
                 self._add(spec, RemoteBackend(self.places[spec], 0, limit))

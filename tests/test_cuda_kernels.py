@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -28,7 +29,7 @@ from conformance.verdict import Outcome
 from cuda_kernels import build
 from cuda_kernels.build import CompileError, ToolMissing, host_object
 from cuda_kernels.cache import cached
-from cuda_kernels.linear import PackedWeight
+from cuda_kernels.linear import PackedWeight, mma4_cut
 from cuda_kernels.mutants import MUTANTS
 from cuda_kernels.mutants.dense import DENSE
 from cuda_kernels.runtime import HostRuntime, LaunchError
@@ -226,6 +227,17 @@ def test_what_a_layer_is_not_loaded_from(right):
     stack = {name: torch.stack([t] * 3) for name, t in tensors.items()}
     with pytest.raises(ValueError, match=r"weight_scale: of 2 matrices, weight_packed has 3"):
         PackedWeight.load({**stack, "weight_scale": stack["weight_scale"][:2]}, good.weights, 33, 32)
+
+
+@pytest.mark.parametrize(("kilobytes", "clusters"), [(227, True), (163, False), (99, True), (99, False)])
+def test_a_product_of_few_tokens_is_cut_to_fit_the_device(kilobytes, clusters):
+    for n, k, token_tiles in itertools.product((32, 96, 4096, 28672), (128, 384, 8192, 28672), (1, 2)):
+        cut = mma4_cut(n, k, token_tiles, 132, clusters, kilobytes << 10)
+        assert 0 < cut.shared <= kilobytes << 10
+        assert cut.packed_blocks > 0
+        assert cut.packed_blocks % (16 >> cut.side_log) == 0
+        assert cut.range * cut.cluster * 128 >= k
+        assert cut.blocks // cut.cluster * (32 << cut.side_log) >= n
 
 
 def test_nan_in_a_token_is_in_its_outputs_and_in_no_others(right):

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from dataclasses import asdict, dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,19 @@ class Supervisor:
         self._wakes, self._waker = multiprocessing.Pipe(duplex=False)
         self._thread: threading.Thread | None = None
 
+    def preload(self, cuda: bool) -> None:
+        """Start the process that hosts are forked from, unless it was; it imports what they need, by and by. cuda:
+        they are on GPUs."""
+        modules = ["conformance.isolation.host", "conformance.data"]
+        if cuda:
+            # What looks for a GPU while it is imported is to ask NVML: a CUDA that was begun cannot be forked.
+            os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+            modules.append("torch")
+            if self._profiled:  # torch's profiler imports its compilers, which takes seconds
+                modules += ["torch._dynamo", "torch._inductor.config"]
+        self._context.set_forkserver_preload(modules)
+        forkserver.ensure_running()
+
     def start(self, specs: list[str], gpus: int, every: bool = True) -> dict[str, Place | RunError]:
         """Start a host for each spec and GPU (0: one each, for backends on the CPU), all at once. every: on each of
         the GPUs, else on the first alone.
@@ -90,14 +104,7 @@ class Supervisor:
                 f"folder of at most {LONGEST_FOLDER} bytes"
             )
         atexit.register(self.close)  # or multiprocessing would wait for hosts that wait for us
-        modules = ["conformance.isolation.host", "conformance.data"]
-        if gpus:
-            # What looks for a GPU while it is imported is to ask NVML: a CUDA that was begun cannot be forked.
-            os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-            modules.append("torch")
-            if self._profiled:  # torch's profiler imports its compilers, which takes seconds
-                modules += ["torch._dynamo", "torch._inductor.config"]
-        self._context.set_forkserver_preload(modules)
+        self.preload(gpus > 0)
         for number, spec in enumerate(specs):
             for gpu in range(gpus if every else 1) if gpus else [None]:
                 path = str(Path(self._folder.name) / f"{number}-{gpu or 0}")
