@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
 import time
@@ -51,7 +52,7 @@ class Roster:
         return made
 
     def _fill(self, asked: Sequence[str], isolate: bool, limit: float, profiled: bool) -> None:
-        if {EVERY_CUDA, *cuda_backends()}.intersection(asked) and importlib.util.find_spec("torch"):
+        if {EVERY_CUDA, *cuda_backends()}.intersection(asked) and has_driver():
             self.supervisor = Supervisor(profiled)
             self.supervisor.preload(cuda=True)  # while torch is imported here to count the GPUs
         if EVERY_CUDA in asked and gpu_count() == 0:
@@ -106,6 +107,15 @@ class Roster:
             raise RunError(f"two backends are named {backend.name!r}; give each a name of its own")
         self.backends[backend.name] = backend
         self.specs[backend.name] = spec
+
+
+def has_driver() -> bool:
+    """Whether the driver of GPUs is there; the answer takes no import."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def gpu_count() -> int:

@@ -36,7 +36,8 @@ QCTS_INLINE u32 shared_address(const void* pointer) {
   return (u32)address;
 }
 
-// 16 bytes past L1, where the scales are: no word is read twice. The other half of 128 bytes is for the step after.
+// 16 bytes past L1, where the scales are: no word is read twice. The other half of 128 bytes is for another group, or
+// the step after.
 QCTS_INLINE void copy_ahead(u32 to, const uint4* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }

@@ -17,7 +17,7 @@ from conformance.backends.numpy import NumpyBackend
 from conformance.cases import all_cases
 from conformance.cases.conduct import DEADLY
 from conformance.data import linear_problem
-from conformance.errors import RunError
+from conformance.errors import EnvironmentMissing, RunError
 from conformance.goals import ArrayGoal
 from conformance.isolation import remote
 from conformance.isolation import supervisor as isolation_supervisor
@@ -25,6 +25,7 @@ from conformance.isolation.remote import RemoteBackend
 from conformance.isolation.supervisor import Supervisor
 from conformance.order import in_turns, mixed, spread
 from conformance.query import part
+from conformance.roster import Roster
 from conformance.subject import Answer, Subject
 from conformance.verdict import LONGEST_KERNEL, Outcome, decide
 
@@ -228,14 +229,17 @@ def test_no_question_is_answered_for_by_what_others_asked(hosted, monkeypatch):
     assert deaths == ["its process ended with exit code 7"] * 25
 
 
-def test_a_folder_whose_path_is_too_long_for_sockets_is_one_error(quantcts, tmp_path):
+def test_a_folder_whose_path_is_too_long_for_sockets_is_one_error(quantcts, monkeypatch, tmp_path):
     folder = tmp_path / ("a" * 60)
     folder.mkdir()
     run = judged(quantcts, ["exits"], env={"TMPDIR": str(folder)})
     assert run.code == 4
-    assert "too long for the sockets of the backends' processes; let TMPDIR name" in " ".join(
-        run.output.split()
-    )
+    said = "too long for the sockets of the backends' processes; let TMPDIR name"
+    assert said in " ".join(run.output.split())
+    monkeypatch.setattr("conformance.roster.has_driver", lambda: True)
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    with pytest.raises(EnvironmentMissing, match=said):
+        Roster.of(["cuda_kernels"], False, 1.0, False)
 
 
 def test_a_host_that_hangs_while_it_is_started_again_is_given_up(hosted, monkeypatch, tmp_path):

@@ -590,6 +590,24 @@ def test_a_smaller_case_that_hangs_does_not_prolong_the_run(quantcts, tmp_path):
     assert time.monotonic() - start < 11
 
 
+def test_what_was_found_until_the_time_is_over_is_kept(quantcts, tmp_path):
+    path = tmp_path / "slow.py"
+    path.write_text(
+        "import time\nfrom conformance.backends.numpy import NumpyBackend\n"
+        "class backend(NumpyBackend):\n    name = 'slow'\n"
+        "    def pack(self, codes, bits, axis):\n"
+        "        time.sleep(0.3)\n"
+        "        return super().pack(codes, bits, axis) + 1\n"
+    )
+    run = quantcts(
+        "run", "--backend", f"{path}:backend", "--cases", "packing/w3/dim1/n10-k33/uniform-0", "--isolate",
+        "--bundles", tmp_path / "bundles", "--shrink", "0.2",
+    )  # fmt: skip
+    assert run.code == 1, run.output
+    assert "; the time was short" in run.output
+    assert list((tmp_path / "bundles").glob("slow/*/shrunken/inputs.safetensors"))
+
+
 def test_ranks_leave_their_layer_and_the_sum(tmp_path):
     """Of a divided layer the bundle holds the whole one, and the sum of what the ranks answer."""
     case = first("moe_parallel/*/tp2/*/random-0")

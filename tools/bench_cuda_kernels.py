@@ -69,21 +69,21 @@ def main() -> None:
     print(f"lowest fraction of the copy's bandwidth: {worst}")
 
 
-def made(symmetric: bool, dtype: torch.dtype, seed: int) -> Checkpoint:
+def made(symmetric: bool, dtype: torch.dtype, seed: int, n: int = SIZE, k: int = SIZE) -> Checkpoint:
     """A layer of random codes; scales such that outputs are of the order of one."""
     rng = torch.Generator("cuda").manual_seed(seed)
 
     def words(*shape: int) -> torch.Tensor:
         return torch.randint(-(2**31), 2**31, shape, generator=rng, device="cuda").to(torch.int32)
 
-    scale = torch.rand(SIZE, SIZE // GROUP, generator=rng, device="cuda") * 0.002 + 0.001
+    scale = torch.rand(n, k // GROUP, generator=rng, device="cuda") * 0.002 + 0.001
     tensors = {
-        "weight_packed": words(SIZE, SIZE // 8),
+        "weight_packed": words(n, k // 8),
         "weight_scale": scale.to(dtype),
-        "weight_shape": torch.tensor([SIZE, SIZE]),
+        "weight_shape": torch.tensor([n, k]),
     }
     if not symmetric:
-        tensors["weight_zero_point"] = words(SIZE // 8, SIZE // GROUP)
+        tensors["weight_zero_point"] = words(n // 8, k // GROUP)
     args = WeightFormat.of(4, GROUP, symmetric).to_quantization_args()
     return Checkpoint(tensors, args, None, "bf16" if dtype is torch.bfloat16 else "fp16")
 

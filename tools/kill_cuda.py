@@ -76,7 +76,12 @@ def killer(name: str, source: str) -> dict[str, Any]:
         for asked, case in enumerate(_cases(source, tier), 1):
             verdict = judged(backend, case, spec)
             if verdict is not None and verdict.fails and "OutOfMemoryError" not in verdict.detail:
-                said = f"{verdict.outcome}: {verdict.detail[:200]}"
+                # What a wrong answer would be like was not asked.
+                said = (
+                    str(verdict.outcome)
+                    if verdict.diagnosis
+                    else f"{verdict.outcome}: {verdict.detail[:200]}"
+                )
                 return {"mutant": name, "tier": tier, "case": case.id, "asked": asked, "said": said}
             if time.monotonic() - start > SECONDS:
                 break

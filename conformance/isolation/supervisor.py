@@ -79,7 +79,13 @@ class Supervisor:
 
     def preload(self, cuda: bool) -> None:
         """Start the process that hosts are forked from, unless it was; it imports what they need, by and by. cuda:
-        they are on GPUs."""
+        they are on GPUs. Raises EnvironmentMissing where sockets have no room."""
+        folder = tempfile.gettempdir()
+        if len(os.fsencode(folder)) > LONGEST_FOLDER:
+            raise EnvironmentMissing(
+                f"{folder}: this path is too long for the sockets of the backends' processes; let TMPDIR name a "
+                f"folder of at most {LONGEST_FOLDER} bytes"
+            )
         modules = ["conformance.isolation.host", "conformance.data"]
         if cuda:
             # What looks for a GPU while it is imported is to ask NVML: a CUDA that was begun cannot be forked.
@@ -94,15 +100,8 @@ class Supervisor:
         """Start a host for each spec and GPU (0: one each, for backends on the CPU), all at once. every: on each of
         the GPUs, else on the first alone.
 
-        What cannot be loaded is a RunError with the reason, in place of the Place. Raises EnvironmentMissing where
-        sockets have no room.
+        What cannot be loaded is a RunError with the reason, in place of the Place. Raises as preload().
         """
-        folder = tempfile.gettempdir()
-        if len(os.fsencode(folder)) > LONGEST_FOLDER:
-            raise EnvironmentMissing(
-                f"{folder}: this path is too long for the sockets of the backends' processes; let TMPDIR name a "
-                f"folder of at most {LONGEST_FOLDER} bytes"
-            )
         atexit.register(self.close)  # or multiprocessing would wait for hosts that wait for us
         self.preload(gpus > 0)
         for number, spec in enumerate(specs):

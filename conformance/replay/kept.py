@@ -29,13 +29,15 @@ from conformance.replay.taken import fault_of, taken
 from conformance.report.document import environment
 from conformance.report.findings import cause_of, findings
 from conformance.roster import Roster
-from conformance.subject import Subject
+from conformance.subject import Subject, describe
 from conformance.verdict import Verdict
 
 DEFAULT_LIMIT = 3  # of a finding
 DEFAULT_SECONDS = 10.0  # of a run, for shrinking
 # Of a backend whose every failure has words of its own
 _MOST_OF_A_BACKEND = 60
+# Beyond the seconds for shrinking: until what was found is written, and until who computes has noticed the end
+_GRACE_SECONDS, _LEAVING_SECONDS = 1.0, 0.5
 # For one question of shrinking: a smaller case that hangs is no use.
 _QUESTION_SECONDS = 10.0
 
@@ -149,15 +151,16 @@ class Keeping:
         def own(name: str, verdicts: Sequence[Verdict]) -> None:
             self._shrink_of(name, verdicts, places, deadline, looking)
 
-        # Each waits for its backend most of the time. Who still waits at the end is left alone.
+        # Each waits for its backend most of the time. Who still waits at the end is left alone, but not who computes:
+        # an interpreter that ends meanwhile may never end.
         threads = [threading.Thread(target=own, args=each, daemon=True) for each in by_backend.items()]
         try:
             for thread in threads:
                 thread.start()
-            for thread in threads:
-                thread.join(max(deadline - time.monotonic(), 0.0))
+            _join(threads, deadline + _GRACE_SECONDS)
         finally:  # interrupted or not
             looking.stop()
+            _join(threads, time.monotonic() + _LEAVING_SECONDS)
         return looking.lines
 
     def _shrink_of(
@@ -177,7 +180,7 @@ class Keeping:
                     if found is not None:
                         looking.tell(partial(self._told, verdict, found))
         except Exception as error:  # the verdicts stand
-            line = f"{name}: nothing more is shrunken: {error or type(error).__name__}"
+            line = f"{name}: nothing more is shrunken: {describe(error)}"
             looking.tell(lambda: line)
 
     def _shrunken(
@@ -213,8 +216,15 @@ class _Looking:
                 self.lines.append(line_of())
 
     def stop(self) -> None:
-        with self._one:
-            self.ended = True
+        self.ended = True
+        with self._one:  # until what has begun is whole
+            pass
+
+
+def _join(threads: Iterable[threading.Thread], until: float) -> None:
+    for thread in threads:
+        if thread.ident is not None:  # of an interrupt before all were started
+            thread.join(max(until - time.monotonic(), 0.0))
 
 
 def alike(wanted: Verdict, found: Verdict) -> bool:

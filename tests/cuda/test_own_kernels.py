@@ -21,6 +21,25 @@ def test_a_launch_that_begins_early_waits_for_its_input(tokens):
     assert differing(backend(), tokens) == 0
 
 
+@pytest.mark.parametrize(("n", "k"), [(32, 20480), (8192, 28672), (96, 20480)])
+@pytest.mark.parametrize("tokens", [3, 16])
+def test_columns_of_which_shared_memory_holds_a_part_at_a_time(n, k, tokens):
+    """No case is so long: x and scales are put there again when all of a group's warps are done with them."""
+    from bench_cuda_kernels import made
+
+    from conformance.backends.cuda_kernels import backend
+    from conformance.backends.torch_weights import weight_of
+    from cuda_kernels.linear import _mma4_on
+
+    cut = _mma4_on(torch.device("cuda", 0), n, k, 1 + (tokens > 8))
+    assert cut.packed_blocks < cut.range
+    checkpoint = made(False, torch.bfloat16, 0, n, k)
+    x = torch.randn(tokens, k, device="cuda", dtype=torch.bfloat16)
+    right = x.double() @ weight_of(checkpoint).matrix(torch.float64).T
+    y = backend().load_linear(checkpoint)(x).double()
+    assert float((y - right).norm() / right.norm()) < 0.004
+
+
 def differing(backend, tokens: int) -> int:
     """How often a chain of layers does not give, bit by bit, what it gives with a pause after each layer."""
     from bench_cuda_kernels import SIZE, made
