@@ -19,6 +19,8 @@ nox.options.sessions = ["lint", "tests", "conformance"]
 
 CPU = ("-c", "constraints/cpu.txt")
 WORKERS = str(min(os.cpu_count() or 1, 8))
+# A run that is interrupted writes what it has.
+ENDING: dict[str, float] = {"interrupt_timeout": 60.0, "terminate_timeout": 20.0}
 
 
 def install(session: nox.Session, *what: str) -> None:
@@ -46,7 +48,7 @@ def judge(session: nox.Session, name: str, backends: tuple[str, ...], workers: s
         *default("--report-markdown", f"reports/{name}.md"),
         *default("--junitxml", f"reports/{name}.xml"),
         *given,
-        interrupt_timeout=60.0, terminate_timeout=20.0,  # a run that is interrupted writes what it has
+        **ENDING,
     )  # fmt: skip
 
 
@@ -141,7 +143,7 @@ def mutants_cuda(session: nox.Session) -> None:
     os.makedirs("reports", exist_ok=True)
     # As a module it finds the project where --no-venv has installed nothing.
     words = ("-m", "tools.kill_cuda", "--report", "reports/mutants-cuda.json", *session.posargs)
-    session.run("python", *words, interrupt_timeout=60.0, terminate_timeout=20.0)
+    session.run("python", *words, **ENDING)
 
 
 @nox.session

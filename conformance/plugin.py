@@ -211,7 +211,7 @@ class Plugin:
         slow, deadly = conduct(SLOW), conduct(DEADLY)
         chosen = {*slow, *deadly}
         others = [i for i in kept if i not in chosen]
-        if sum(isinstance(b, RemoteBackend) for b in self.backends.values()) > 1:
+        if len(self.roster.places) > 1:
             others = mixed(others, _case_of)
         items[:] = [*spread(slow, others), *deadly]
 

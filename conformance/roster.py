@@ -52,12 +52,12 @@ class Roster:
         return made
 
     def _fill(self, asked: Sequence[str], isolate: bool, limit: float, profiled: bool) -> None:
+        start = time.monotonic()
         if {EVERY_CUDA, *cuda_backends()}.intersection(asked) and has_driver():
             self.supervisor = Supervisor(profiled)
             self.supervisor.preload(cuda=True)  # while torch is imported here to count the GPUs
         if EVERY_CUDA in asked and gpu_count() == 0:
             raise EnvironmentMissing(f"--backend {EVERY_CUDA}: {NO_GPU}")
-        start = time.monotonic()
         optional = {name for name in cuda_backends() if EVERY_CUDA in asked}
         specs = dict.fromkeys(n for s in asked for n in (cuda_backends() if s == EVERY_CUDA else [s]))
         here = {} if isolate else {s: load_backend(s) for s in specs if s not in cuda_backends()}

@@ -9,7 +9,7 @@
 // Codes become numbers of 16 bits by setting bits and one multiplication and addition, exactly (code_pair). Each block
 // of columns is summed in float32, multiplied by its scale there, and added.
 //
-// Words are copied to shared memory a step ahead, each lane's by itself and for itself, so that it waits for nobody. The
+// Words are copied to shared memory a step ahead, each lane's by itself and for itself: it waits for nobody. The
 // 16 warps of a block are groups of neighbours along n, which share activations: the more neighbours, the less often x
 // is read. Activations, scales and zero points are put in order in shared memory before the first step, so that the
 // steps read nothing else from memory but words and need few instructions: 16 tokens keep a multiprocessor as busy as
@@ -236,7 +236,7 @@ QCTS_INLINE int anew(int number) {
 // writes whole sectors of x reaches all banks alike. Of tokens that are not there whatever was there stays: they are
 // columns of the product that nobody asks for.
 // factors: (blocks, side, 8 lines, PIECES), padded by 16 bytes a block against conflicts. Each is the scale's bits, and
-// above them the even offset. A group of several blocks is there once for each.
+// above them the even offset. That of several blocks (group_size) is there once for each.
 struct Table {
   uint4 *x, *factors;
   int first, blocks;
@@ -244,8 +244,8 @@ struct Table {
 
 QCTS_INLINE int factors_of_block(int side) { return side * 8 + 1; }  // pieces of 16 bytes
 
-// The part of the table that a warp fills: x of its group's blocks of columns, every splits-th from `split` on, together
-// with its neighbours; the factors of these blocks for its own rows.
+// The part of the table that a warp fills: x of its group's blocks of columns, every splits-th from `split` on,
+// together with its neighbours; the factors of these blocks for its own rows.
 struct Share {
   int split, splits, neighbour, side, first_row;
 };
@@ -379,7 +379,7 @@ QCTS_INLINE void project(const u16* x, const Weight& w, const u16* bias, u16* y,
   u32 piece = (u32)(first_row + line) * (w.k / 32) + (begin + split) * 4 + quad, eight_rows = w.k / 4;
   const uint4* pieces = (const uint4*)w.words;
   int cluster = cluster_blocks();
-  // What the other block of a cluster sends, (pairs that this one adds, splits, 32 lanes, 2 tokens), and whether it came.
+  // What the other block of a cluster sends, (pairs that this one adds, splits, 32 lanes, 2 tokens); whether it came.
   uint4* const received = shared + STAGES * WARPS * SLOT;
   u32 barrier = shared_address(received + PAIRS * WARPS * 8);
   uint4* const packed = cluster > 1 ? received + PAIRS * WARPS * 8 + 8 : received;
@@ -475,12 +475,12 @@ QCTS_INLINE void project(const u16* x, const Weight& w, const u16* bias, u16* y,
     if (table.first >= end) break;
     if (end - table.first < packed_blocks) table.blocks = end - table.first;
     meet_group(split, side * 32);
-    share.first_row = (cluster_number() * side + neighbour) * 16 * TILES;
+    share.first_row = (cluster_number() * side + neighbour) * 16 * TILES;  // anew: no register keeps it meanwhile
     fill_table<DTYPE, TOKEN_TILES>(table, share, 0, x, tokens, w);
   }
 
-  // Sums go by pairs, of two tokens of a row; each of a cluster's blocks adds every other pair. A warp puts those that its
-  // own block adds, (PAIRS, 32 lanes), where its first slot was: no copy is on its way there any more.
+  // Sums go by pairs, of two tokens of a row; each of a cluster's blocks adds every other pair. A warp puts those that
+  // its own block adds, (PAIRS, 32 lanes), where its first slot was: no copy is on its way there any more.
   cluster = cluster_blocks();
   int rank = cluster_rank();
   if (cluster > 1) await_cluster();

@@ -569,41 +569,40 @@ def test_a_case_that_ends_its_process_leaves_a_bundle(quantcts, tmp_path, capsys
     assert "exit code 7" in said or "crashes" in said
 
 
-def test_a_smaller_case_that_hangs_does_not_prolong_the_run(quantcts, tmp_path):
-    path = tmp_path / "slow.py"
-    path.write_text(
-        "import time\nfrom conformance.backends.numpy import NumpyBackend\n"
-        "class backend(NumpyBackend):\n    name = 'slow'\n"
-        "    def pack(self, codes, bits, axis):\n"
-        "        time.sleep(0 if codes.shape[1] == 33 else 60)\n"
-        "        return super().pack(codes, bits, axis) + 1\n"
-    )
+@pytest.fixture
+def shrunken_slowly(quantcts, tmp_path):
+    """A run in which each pack() is wrong and takes as many seconds as an expression of its codes says."""
+
+    def call(seconds: str, *options: str):
+        path = tmp_path / "slow.py"
+        path.write_text(
+            "import time\nfrom conformance.backends.numpy import NumpyBackend\n"
+            "class backend(NumpyBackend):\n    name = 'slow'\n"
+            "    def pack(self, codes, bits, axis):\n"
+            f"        time.sleep({seconds})\n"
+            "        return super().pack(codes, bits, axis) + 1\n"
+        )
+        run = quantcts(
+            "run", "--backend", f"{path}:backend", "--cases", "packing/w3/dim1/n10-k33/uniform-0", "--isolate",
+            "--bundles", tmp_path / "bundles", *options,
+        )  # fmt: skip
+        assert run.code == 1, run.output
+        return run
+
+    return call
+
+
+def test_a_smaller_case_that_hangs_does_not_prolong_the_run(shrunken_slowly, tmp_path):
     start = time.monotonic()
-    run = quantcts(
-        "run", "--backend", f"{path}:backend", "--cases", "packing/w3/dim1/n10-k33/uniform-0", "--isolate",
-        "--limit", "600", "--bundles", tmp_path / "bundles", "--shrink", "1",
-    )  # fmt: skip
-    assert run.code == 1, run.output
+    run = shrunken_slowly("0 if codes.shape[1] == 33 else 60", "--limit", "600", "--shrink", "1")
     assert "fails alike" not in run.output
     assert list((tmp_path / "bundles").glob("slow/*/inputs.safetensors"))
     assert not list((tmp_path / "bundles").glob("slow/*/shrunken"))
     assert time.monotonic() - start < 11
 
 
-def test_what_was_found_until_the_time_is_over_is_kept(quantcts, tmp_path):
-    path = tmp_path / "slow.py"
-    path.write_text(
-        "import time\nfrom conformance.backends.numpy import NumpyBackend\n"
-        "class backend(NumpyBackend):\n    name = 'slow'\n"
-        "    def pack(self, codes, bits, axis):\n"
-        "        time.sleep(0.3)\n"
-        "        return super().pack(codes, bits, axis) + 1\n"
-    )
-    run = quantcts(
-        "run", "--backend", f"{path}:backend", "--cases", "packing/w3/dim1/n10-k33/uniform-0", "--isolate",
-        "--bundles", tmp_path / "bundles", "--shrink", "0.2",
-    )  # fmt: skip
-    assert run.code == 1, run.output
+def test_what_was_found_until_the_time_is_over_is_kept(shrunken_slowly, tmp_path):
+    run = shrunken_slowly("0.3", "--shrink", "0.2")
     assert "; the time was short" in run.output
     assert list((tmp_path / "bundles").glob("slow/*/shrunken/inputs.safetensors"))
 

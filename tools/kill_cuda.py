@@ -77,11 +77,7 @@ def killer(name: str, source: str) -> dict[str, Any]:
             verdict = judged(backend, case, spec)
             if verdict is not None and verdict.fails and "OutOfMemoryError" not in verdict.detail:
                 # What a wrong answer would be like was not asked.
-                said = (
-                    str(verdict.outcome)
-                    if verdict.diagnosis
-                    else f"{verdict.outcome}: {verdict.detail[:200]}"
-                )
+                said = str(verdict.outcome) + ("" if verdict.diagnosis else f": {verdict.detail[:200]}")
                 return {"mutant": name, "tier": tier, "case": case.id, "asked": asked, "said": said}
             if time.monotonic() - start > SECONDS:
                 break
