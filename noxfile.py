@@ -67,8 +67,8 @@ def conformance_cuda(session: nox.Session) -> None:
     if missing:
         session.error(f"{missing}; for the CPU run: nox -s conformance")
     install(session, ".[torch,cuda]", "pytest-xdist")
-    # One process a backend and GPU computes. The judges are more than the cores: each waits for one most of the time.
-    judge(session, "conformance-cuda", ("cuda",), workers=str(max((os.cpu_count() or 1) * 3 // 2, 2)))
+    # One process a backend and GPU computes; the judges, one a core, wait for them half of the time.
+    judge(session, "conformance-cuda", ("cuda",), workers=str(os.cpu_count() or 1))
 
 
 def cuda_missing() -> str | None:

@@ -44,8 +44,15 @@ def unavailable(backend: Backend, count: int) -> str | None:
         )
     if device_of(backend).split(":")[0] != "cuda":
         return None
-    devices = _cuda_devices()
+    devices = _gpus(backend)
     return f"{count} ranks need as many GPUs; this machine has {devices}" if devices < count else None
+
+
+def _gpus(backend: Backend) -> int:
+    """How many GPUs there are. The process of a backend that is hosted elsewhere has said it: only for that its judges
+    would import torch."""
+    said = getattr(backend, "gpus", None)
+    return _cuda_devices() if said is None else int(said)
 
 
 @cache
@@ -62,7 +69,7 @@ def answer_of(backend: Backend, spec: str, case: Case, count: int) -> Answer:
     last is kept.
     """
     cuda = device_of(backend).split(":")[0] == "cuda"
-    size = min(RANKS, _cuda_devices()) if cuda else RANKS
+    size = min(RANKS, _gpus(backend)) if cuda else RANKS
     key = (spec, size)
     if key not in _pools:
         close()

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+from io import StringIO
 from pathlib import Path
 
 import jsonschema
@@ -15,6 +17,7 @@ from conformance.exitcodes import ExitCode
 from conformance.ledger import Ledger
 from conformance.report import document
 from conformance.report.document import Report, environment, place_to_write, put, read, schema
+from conformance.report.terminal import print_report
 from conformance.verdict import Outcome, Verdict
 
 QUERY = "{packing,dequantize,linear,validation}/w4*"
@@ -77,6 +80,28 @@ def test_the_matrix_has_a_word_for_every_cell(report):
                   "channel sym", "g128 asym", "conforms", "exit code 0", "planned"):  # fmt: skip
         assert words in report.output
     assert max(map(len, report.output.splitlines())) <= 110
+
+
+def test_what_is_declined_everywhere_is_a_line_and_no_table():
+    ledger = Ledger()
+    outcomes = {
+        "packing/w4/": Outcome.DECLINES, "linear/w4-g128-sym/a16/bf16/": Outcome.DECLINES,
+        "linear/w3-g128-sym/a16/bf16/": Outcome.CONFORMS, "linear/w3-g128-sym/a16/fp16/": Outcome.DECLINES,
+    }  # fmt: skip
+    for start, outcome in outcomes.items():
+        case = next(i for i in all_cases() if i.startswith(start))
+        ledger.plan([case])
+        ledger.enter(case, Verdict(case, "numpy", outcome, "", worst=0.5))
+    report = Report(environment([NumpyBackend()]), {"set": "quick", "shard": "1/1"}, ["quantcts"])
+    report.finish(ledger, ExitCode.AS_EXPECTED)
+    written = StringIO()
+    print_report(report, written)
+    table, _, line = written.getvalue().partition("numpy declines all of: ")
+    assert "numpy: linear  a16  bf16" in table
+    assert re.search(r"w3 +conforms 0\.50.*\n *w4 +declines", table)
+    assert line.splitlines()[0] == "packing, linear a16 fp16"
+    assert "packing" not in table
+    assert "fp16" not in table
 
 
 @pytest.mark.parametrize(

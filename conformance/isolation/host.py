@@ -49,7 +49,8 @@ LINGER_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Description:
-    """What the judge has to know of a backend without loading it. libraries: distribution -> version."""
+    """What the judge has to know of a backend without loading it. libraries: distribution -> version; gpus: how many
+    its process sees, 0 of a backend on the CPU."""
 
     name: str
     device: str
@@ -59,6 +60,7 @@ class Description:
     kernels: dict[str, str]
     nondeterministic: str
     prepares: bool
+    gpus: int
 
     @classmethod
     def of(cls, backend: Backend) -> Description:
@@ -73,6 +75,7 @@ class Description:
             dict(kernels) if not isinstance(kernels, str) else dict.fromkeys(OPERATIONS, kernels),
             nondeterminism_of(backend),
             callable(getattr(backend, "prepare", None)),
+            _gpus(device_of(backend)),
         )
 
     def promises(self) -> Contract:
@@ -130,6 +133,14 @@ def seen_first(gpu: int) -> str:
 
         shown = [str(i) for i in range(torch.cuda.device_count())]
     return ",".join([shown[gpu], *shown[:gpu], *shown[gpu + 1 :]])
+
+
+def _gpus(device: str) -> int:
+    if not device.startswith("cuda"):
+        return 0
+    import torch
+
+    return int(torch.cuda.device_count())
 
 
 def _answer_all(host: _Host, server: socket.socket, lifeline: Connection) -> None:

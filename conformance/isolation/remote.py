@@ -52,6 +52,7 @@ class RemoteBackend:
         self.description = description
         self.kernels = description.kernels
         self.nondeterministic = description.nondeterministic
+        self.gpus = description.gpus
         gpu = worker % len(place.paths)
         self._path = place.paths[gpu]
         # Of another process that is to see the same GPU

@@ -58,6 +58,11 @@ class Matrix:
         return in_order(column for _, column in self.verdicts)
 
     @property
+    def declined(self) -> bool:
+        """Every case of it."""
+        return all(v.outcome is Outcome.DECLINES for verdicts in self.verdicts.values() for v in verdicts)
+
+    @property
     def corner(self) -> str:
         return row_name(self.title, self.rows)
 

@@ -59,7 +59,12 @@ def console_on(file: IO[str]) -> Console:
 
 
 def _print_matrices(console: Console, backend: str, verdicts: list[Verdict]) -> None:
+    """Tables, and a line of those that would say "declines" everywhere: of a library most do."""
+    declined = []
     for matrix in matrices(verdicts):
+        if matrix.declined:
+            declined.append(" ".join(matrix.title.split()))
+            continue
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column(matrix.corner)
         for column in matrix.columns:
@@ -68,6 +73,8 @@ def _print_matrices(console: Console, backend: str, verdicts: list[Verdict]) -> 
             table.add_row(row, *(_cell(matrix.verdicts.get((row, column), [])) for column in matrix.columns))
         console.print(f"\n[bold]{escape(backend)}: {escape(matrix.title)}[/]")
         console.print(table, end="")
+    if declined:
+        console.print(f"\n[bold]{escape(backend)} declines all of:[/] {escape(', '.join(declined))}")
 
 
 def _print_kernels(console: Console, backend: str, verdicts: list[Verdict]) -> None:
