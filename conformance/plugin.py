@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 
 from conformance.backend import Backend
 from conformance.cases import Case, all_cases
-from conformance.cases.conduct import DEADLY, SLOW
+from conformance.cases.conduct import SLOW
 from conformance.errors import RunError
 from conformance.exitcodes import ExitCode, worst
 from conformance.gate.decision import decide, read_baseline
@@ -144,7 +144,8 @@ class Plugin:
             self.roster = Roster.in_worker(worker["quantcts"], number, option.limit)
         else:
             asked = option.backend or [DEFAULT_BACKEND]
-            self.roster = Roster.of(asked, option.isolate, option.limit, not option.no_kernels)
+            kernels, aside = not option.no_kernels, "conduct" in self.cases
+            self.roster = Roster.of(asked, option.isolate, option.limit, kernels, aside)
         self.backends = self.roster.backends
         self.keeping = _keeping(option, self.roster.specs)
         self.bundling = 0.0
@@ -199,21 +200,14 @@ class Plugin:
     @pytest.hookimpl
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Drop what pytest puts in the place of an operation without a selected case. Mix the cases where hosts answer:
-        the operation that one host is slow at would make all judges wait for it, and the others for all. Lay what takes
-        seconds evenly among the others: one case of all backends would keep one worker for minutes. And ask last, one
-        backend beside the other, what hosts die of: for one that is started again all judges wait."""
+        the operation that one host is slow at would make all judges wait for it, and the others for all. And lay what
+        takes seconds evenly among the others: one case of all backends would keep one worker for minutes."""
         kept = [i for i in items if not i.get_closest_marker("quantcts") or _case_of(i)]
-
-        def conduct(recipes: Sequence[str]) -> list[pytest.Item]:
-            cases = ((i, _case_of(i)) for i in kept)
-            return [i for i, c in cases if c and c.operation == "conduct" and c.recipe in recipes]
-
-        slow, deadly = conduct(SLOW), conduct(DEADLY)
-        chosen = {*slow, *deadly}
-        others = [i for i in kept if i not in chosen]
+        slow = {i for i in kept if (c := _case_of(i)) and c.operation == "conduct" and c.recipe in SLOW}
+        others = [i for i in kept if i not in slow]
         if len(self.roster.places) > 1:
             others = mixed(others, _case_of)
-        items[:] = [*spread(slow, others), *deadly]
+        items[:] = spread([i for i in kept if i in slow], others)
 
     @pytest.fixture(name="source")
     def _source(self) -> Source:
@@ -252,13 +246,12 @@ class Plugin:
         remote = [b for b in self.backends.values() if isinstance(b, RemoteBackend)]
         if not remote:
             return {}
-        return {
-            "judges": 1,
-            "bundles": self.bundling,
-            "transfers": sum(b.moving for b in remote),
-            **{f"{WAITING} {b.name}": b.waiting for b in remote},
-            **{f"{ANSWERS} {b.name}": b.asking for b in remote},
-        }
+        spent = defaultdict[str, float](float, judges=1, bundles=self.bundling)
+        for asked in dict.fromkeys(b for main in remote for b in (main, main.aside)):
+            spent["transfers"] += asked.moving
+            spent[f"{WAITING} {asked.name}"] += asked.waiting
+            spent[f"{ANSWERS} {asked.name}"] += asked.asking
+        return dict(spent)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workeroutput"):

@@ -37,21 +37,24 @@ class Roster:
     supervisor: Supervisor | None = None
 
     @classmethod
-    def of(cls, asked: Sequence[str], isolate: bool, limit: float, profiled: bool) -> Roster:
-        """Load the backends. Those on a GPU, and with `isolate` all, are started in processes of their own.
+    def of(
+        cls, asked: Sequence[str], isolate: bool, limit: float, profiled: bool, aside: bool = False
+    ) -> Roster:
+        """Load the backends. Those on a GPU, and with `isolate` all, are started in processes of their own; aside: in
+        another each, for what may end one.
 
         Raises RunError and EnvironmentMissing as load_backend does; of `cuda` those that are not present are left out,
         and it is an error only if none is.
         """
         made = cls()
         try:
-            made._fill(asked, isolate, limit, profiled)
+            made._fill(asked, isolate, limit, profiled, aside)
         except BaseException:
             made.close()
             raise
         return made
 
-    def _fill(self, asked: Sequence[str], isolate: bool, limit: float, profiled: bool) -> None:
+    def _fill(self, asked: Sequence[str], isolate: bool, limit: float, profiled: bool, aside: bool) -> None:
         start = time.monotonic()
         if {EVERY_CUDA, *cuda_backends()}.intersection(asked) and has_driver():
             self.supervisor = Supervisor(profiled)
@@ -64,7 +67,7 @@ class Roster:
         elsewhere = [s for s in specs if s not in here or device_of(here[s]).startswith("cuda")]
         if elsewhere:
             self.supervisor = self.supervisor or Supervisor(profiled)
-            found = self.supervisor.start(elsewhere, gpu_count())
+            found = self.supervisor.start(elsewhere, gpu_count(), aside=aside)
             for spec, place in found.items():
                 if isinstance(place, Place):
                     self.places[spec] = place

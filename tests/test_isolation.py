@@ -15,17 +15,18 @@ from conftest import ROOT
 from conformance.backend import Support
 from conformance.backends.numpy import NumpyBackend
 from conformance.cases import all_cases
-from conformance.cases.conduct import DEADLY
 from conformance.data import linear_problem
+from conformance.direct import ask as ask_all
 from conformance.errors import EnvironmentMissing, RunError
 from conformance.goals import ArrayGoal
 from conformance.isolation import remote
 from conformance.isolation import supervisor as isolation_supervisor
-from conformance.isolation.remote import RemoteBackend
-from conformance.isolation.supervisor import Supervisor
+from conformance.isolation.remote import RemoteBackend, RemoteSubject
+from conformance.isolation.supervisor import Place, Supervisor
 from conformance.order import in_turns, mixed, spread
-from conformance.query import part
+from conformance.query import part, select
 from conformance.roster import Roster
+from conformance.sources import Computed
 from conformance.subject import Answer, Subject
 from conformance.verdict import LONGEST_KERNEL, Outcome, decide
 
@@ -352,13 +353,41 @@ def test_slow_cases_lie_evenly_among_the_others(some, among):
         assert max(steps) <= 2 * (among + some) / some
 
 
-def test_what_hosts_die_of_is_asked_last(quantcts):
-    words = ("--backend", "numpy", "--quick", "--cases", "conduct/w4-*", "--cases", "packing/w4/*")
-    run = quantcts("run", *words)
-    # In the order in which they were judged
-    deadly = [any(f"/{check}-" in case for check in DEADLY) for case in run.outcomes]
-    assert 0 < sum(deadly) < len(deadly)
-    assert all(deadly[-sum(deadly) :])
+CONDUCT = "conduct/w{3-g32-asym,4-g128-sym}/a16/*/linear/*/strided-0"
+
+
+def test_a_check_of_conduct_that_ends_its_process_leaves_the_one_that_others_ask():
+    spec = f"{BREAKING}:exits"
+    supervisor = Supervisor(profiled=False)
+    try:
+        place = Place.from_json(supervisor.start([spec], gpus=0, aside=True)[spec].to_json())
+        backend = RemoteBackend(place, 0, limit=30.0)
+        ended, conforms = (all_cases()[i] for i in sorted(select(all_cases(), [CONDUCT])))
+
+        def pid(asked):
+            connection, found = asked._begun(("ask", all_cases()[FOUR_BITS], None, (), 30.0))
+            for _ in ("what it says", "its answer"):
+                connection.recv()
+            return found
+
+        main, aside = pid(backend), pid(backend.aside)
+        assert main != aside
+        verdict = ask_all(RemoteSubject(backend, ended, spec), Computed()).verdict
+        assert verdict.outcome is Outcome.CRASHES
+        assert "its process ended with exit code 7" in verdict.detail
+        verdict = ask_all(RemoteSubject(backend, conforms, spec), Computed()).verdict
+        assert verdict.outcome is Outcome.CONFORMS
+        assert pid(backend) == main
+        assert pid(backend.aside) not in (main, aside)
+    finally:
+        supervisor.close()
+
+
+def test_where_conduct_is_asked_its_time_counts_as_the_backends(quantcts):
+    words = ("--backend", f"{BREAKING}:exits", "--isolate", "--cases", CONDUCT)
+    run = quantcts("run", *words, "-n", "2")
+    assert sorted(run.outcomes.values()) == ["conforms", "crashes"]
+    assert run.report["seconds"]["judging"]["answers of exits"] > 0
 
 
 def test_cases_of_all_operations_are_asked_all_the_time():

@@ -46,8 +46,6 @@ EVERYWHERE = ("repeat", "strided", "batch", "graph", "canary")
 IN_TURN = ("inputs", "outputs", "alternating", "empty", "stream", "device")
 # A process of its own for each takes seconds.
 SLOW = ("canary",)
-# A misaligned address costs a kernel its context, a capture that is refused costs torch's allocator its state.
-DEADLY = ("strided", "graph")
 # (M, N, K): more than 2^31 weights; more than 2^31 outputs, and more than 2^32 bytes of them; as many activations
 BEYOND = ((1, 2**18 + 2048, 8192), (65664, 32896, 128), (2**18 + 2048, 64, 8192))
 

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial, partialmethod
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
@@ -40,7 +41,7 @@ class RemoteBackend:
 
     limit: seconds that one question may take. waiting, asking: seconds of this judge until its questions had their
     turn, and from there until they were answered; moving: what it took to make messages of arrays, and arrays of
-    messages.
+    messages. aside: the process to ask what may end one; this one where there is none.
     """
 
     arrays = "numpy"
@@ -60,6 +61,8 @@ class RemoteBackend:
         self.limit = limit
         self.waiting = self.asking = self.moving = 0.0
         self._connection: Connection | None = None
+        apart = replace(place, paths=place.aside, aside=())
+        self.aside: RemoteBackend = RemoteBackend(apart, worker, limit) if place.aside else self
 
     def lacks(self, case: Case) -> str | None:
         """The operation that a case needs and the backend does not have."""
@@ -243,10 +246,16 @@ class RemoteSubject(Subject):
         self.making_seconds = self.making_seconds or start - self._made_at
         if self.absent() is not None:
             return None
-        said, answer = self.backend.ask(self.case, operation, arguments)
+        said, answer = self._asked.ask(self.case, operation, arguments)
         if said is not None:
             self._support, self._contract = said
         return answer
+
+    @property
+    def _asked(self) -> RemoteBackend:
+        """Checks of conduct take longest, and a misaligned x or a capture that is refused may cost the process: the
+        judges of other cases need not wait for it, or for the next one."""
+        return self.backend.aside if self.case.operation == "conduct" else self.backend
 
     pack = partialmethod(_forward, "pack")
     unpack = partialmethod(_forward, "unpack")
@@ -263,7 +272,7 @@ class RemoteSubject(Subject):
         """Whose check makes a process of its own anyway is not made in the host, for which the other judges wait."""
         if check is not canary or self.absent() is not None:
             return self._forward("conduct", check, questions)
-        said, answer = self.backend.ask(self.case, None, ())
+        said, answer = self._asked.ask(self.case, None, ())
         if said is None:
             return answer
         self._support, self._contract = said

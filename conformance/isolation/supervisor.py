@@ -13,7 +13,7 @@ import signal
 import tempfile
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -31,11 +31,13 @@ FAILED_STARTS = 3
 
 @dataclass(frozen=True)
 class Place:
-    """Where a backend can be asked: its socket, one a GPU. description: of the backend there."""
+    """Where a backend can be asked: its socket, one a GPU. description: of the backend there. aside: the sockets of
+    other processes of it, one a GPU, for what may end one; none: there are no such."""
 
     spec: str
     paths: tuple[str, ...]
     description: Description
+    aside: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -45,7 +47,7 @@ class Place:
         record = json.loads(text)
         description = {**record["description"]}
         description["operations"] = tuple(description["operations"])
-        return cls(record["spec"], tuple(record["paths"]), Description(**description))
+        return cls(record["spec"], tuple(record["paths"]), Description(**description), tuple(record["aside"]))
 
 
 @dataclass
@@ -96,9 +98,11 @@ class Supervisor:
         self._context.set_forkserver_preload(modules)
         forkserver.ensure_running()
 
-    def start(self, specs: list[str], gpus: int, every: bool = True) -> dict[str, Place | RunError]:
+    def start(
+        self, specs: list[str], gpus: int, every: bool = True, aside: bool = False
+    ) -> dict[str, Place | RunError]:
         """Start a host for each spec and GPU (0: one each, for backends on the CPU), all at once. every: on each of
-        the GPUs, else on the first alone.
+        the GPUs, else on the first alone. aside: then another for each, which is not waited for.
 
         What cannot be loaded is a RunError with the reason, in place of the Place. Raises as preload().
         """
@@ -106,10 +110,7 @@ class Supervisor:
         self.preload(gpus > 0)
         for number, spec in enumerate(specs):
             for gpu in range(gpus if every else 1) if gpus else [None]:
-                path = str(Path(self._folder.name) / f"{number}-{gpu or 0}")
-                hosted = _Hosted(spec, path, gpu)
-                self._launch(hosted)
-                self._hosted.append(hosted)
+                self._host(spec, str(Path(self._folder.name) / f"{number}-{gpu or 0}"), gpu)
         found: dict[str, Place | RunError] = {}
         for spec in specs:
             own = [h for h in self._hosted if h.spec == spec]
@@ -121,6 +122,12 @@ class Supervisor:
                 continue
             assert isinstance(said[0], Description)
             found[spec] = Place(spec, tuple(h.path for h in own), said[0])
+        if aside:
+            for hosted in list(self._hosted):
+                place, path = found[hosted.spec], f"{hosted.path}-aside"
+                assert isinstance(place, Place)
+                found[hosted.spec] = replace(place, aside=(*place.aside, path))
+                self._host(hosted.spec, path, hosted.gpu)
         self._thread = threading.Thread(target=self._watch, daemon=True, name="quantcts-supervisor")
         self._thread.start()
         return found
@@ -135,6 +142,11 @@ class Supervisor:
             self._thread.join()
         self._drop(list(self._hosted))
         self._folder.cleanup()
+
+    def _host(self, spec: str, path: str, gpu: int | None) -> None:
+        hosted = _Hosted(spec, path, gpu)
+        self._launch(hosted)
+        self._hosted.append(hosted)
 
     def _launch(self, hosted: _Hosted) -> None:
         ours, theirs = self._context.Pipe()
