@@ -201,8 +201,8 @@ def hosted():
     """Starts a host of a spec, in this process's care."""
     supervisor = Supervisor(profiled=False)
 
-    def start(spec):
-        place = supervisor.start([spec], gpus=0)[spec]
+    def start(spec, aside=False):
+        place = Place.from_json(supervisor.start([spec], gpus=0, aside=aside)[spec].to_json())
         return RemoteBackend(place, 0, limit=3.0), RemoteBackend(place, 0, limit=3.0)
 
     yield start
@@ -356,31 +356,32 @@ def test_slow_cases_lie_evenly_among_the_others(some, among):
 CONDUCT = "conduct/w{3-g32-asym,4-g128-sym}/a16/*/linear/*/strided-0"
 
 
-def test_a_check_of_conduct_that_ends_its_process_leaves_the_one_that_others_ask():
+def test_a_check_of_conduct_that_ends_its_process_leaves_the_one_that_others_ask(hosted):
     spec = f"{BREAKING}:exits"
-    supervisor = Supervisor(profiled=False)
-    try:
-        place = Place.from_json(supervisor.start([spec], gpus=0, aside=True)[spec].to_json())
-        backend = RemoteBackend(place, 0, limit=30.0)
-        ended, conforms = (all_cases()[i] for i in sorted(select(all_cases(), [CONDUCT])))
+    backend, _ = hosted(spec, aside=True)
+    ended, conforms = (all_cases()[i] for i in sorted(select(all_cases(), [CONDUCT])))
 
-        def pid(asked):
-            connection, found = asked._begun(("ask", all_cases()[FOUR_BITS], None, (), 30.0))
-            for _ in ("what it says", "its answer"):
-                connection.recv()
-            return found
+    def pid(asked):
+        connection, found = asked._begun(("ask", all_cases()[FOUR_BITS], None, (), 3.0))
+        for _ in ("what it says", "its answer"):
+            connection.recv()
+        return found
 
-        main, aside = pid(backend), pid(backend.aside)
-        assert main != aside
-        verdict = ask_all(RemoteSubject(backend, ended, spec), Computed()).verdict
-        assert verdict.outcome is Outcome.CRASHES
-        assert "its process ended with exit code 7" in verdict.detail
-        verdict = ask_all(RemoteSubject(backend, conforms, spec), Computed()).verdict
-        assert verdict.outcome is Outcome.CONFORMS
-        assert pid(backend) == main
-        assert pid(backend.aside) not in (main, aside)
-    finally:
-        supervisor.close()
+    main, aside = pid(backend), pid(backend.aside)
+    assert main != aside
+    verdict = ask_all(RemoteSubject(backend, ended, spec), Computed()).verdict
+    assert verdict.outcome is Outcome.CRASHES
+    assert "its process ended with exit code 7" in verdict.detail
+    verdict = ask_all(RemoteSubject(backend, conforms, spec), Computed()).verdict
+    assert verdict.outcome is Outcome.CONFORMS
+    assert pid(backend) == main
+    assert pid(backend.aside) not in (main, aside)
+
+
+def test_where_gpus_have_no_room_for_both_conduct_is_asked_like_all_else(hosted, monkeypatch):
+    monkeypatch.setattr(isolation_supervisor, "ROOM", 1.5)
+    backend, _ = hosted(f"{BREAKING}:exits", aside=True)
+    assert backend.aside is backend
 
 
 def test_where_conduct_is_asked_its_time_counts_as_the_backends(quantcts):

@@ -50,7 +50,7 @@ LINGER_SECONDS = 2.0
 @dataclass(frozen=True)
 class Description:
     """What the judge has to know of a backend without loading it. libraries: distribution -> version; gpus: how many
-    its process sees, 0 of a backend on the CPU."""
+    its process sees, 0 of a backend on the CPU; free: the part of its GPU's memory that was free when it was loaded."""
 
     name: str
     device: str
@@ -61,6 +61,7 @@ class Description:
     nondeterministic: str
     prepares: bool
     gpus: int
+    free: float
 
     @classmethod
     def of(cls, backend: Backend) -> Description:
@@ -75,7 +76,7 @@ class Description:
             dict(kernels) if not isinstance(kernels, str) else dict.fromkeys(OPERATIONS, kernels),
             nondeterminism_of(backend),
             callable(getattr(backend, "prepare", None)),
-            _gpus(device_of(backend)),
+            *_gpus_and_free(device_of(backend)),
         )
 
     def promises(self) -> Contract:
@@ -135,12 +136,13 @@ def seen_first(gpu: int) -> str:
     return ",".join([shown[gpu], *shown[:gpu], *shown[gpu + 1 :]])
 
 
-def _gpus(device: str) -> int:
+def _gpus_and_free(device: str) -> tuple[int, float]:
     if not device.startswith("cuda"):
-        return 0
+        return 0, 1.0
     import torch
 
-    return int(torch.cuda.device_count())
+    free, total = torch.cuda.mem_get_info(device)
+    return int(torch.cuda.device_count()), free / total
 
 
 def _answer_all(host: _Host, server: socket.socket, lifeline: Connection) -> None:

@@ -1,6 +1,7 @@
 """Starts the processes of backends, replaces those that die, ends them all.
 
-One process imports what all need and is forked for each host, so that a replacement is there within a second or two.
+One process imports what all need and is forked for each host: a replacement is there as soon as it has imported its
+library, which takes from one second to six.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from conformance.isolation.host import ASKED, Description, serve
 STARTING_SECONDS = 300.0  # imports of large libraries, on a cold disk
 # Of the folder of temporary files: sockets lie in it, whose whole path may have 107 bytes.
 LONGEST_FOLDER = 70
+# The part of a GPU's memory that is free when all hosts are loaded, for another of each: contexts take half a GiB each.
+ROOM = 0.75
 # A host that dies so often before it is asked anything will not do better the next time.
 FAILED_STARTS = 3
 
@@ -102,7 +105,8 @@ class Supervisor:
         self, specs: list[str], gpus: int, every: bool = True, aside: bool = False
     ) -> dict[str, Place | RunError]:
         """Start a host for each spec and GPU (0: one each, for backends on the CPU), all at once. every: on each of
-        the GPUs, else on the first alone. aside: then another for each, which is not waited for.
+        the GPUs, else on the first alone. aside: then another for each, which is not waited for, where the GPUs have
+        room for both.
 
         What cannot be loaded is a RunError with the reason, in place of the Place. Raises as preload().
         """
@@ -122,7 +126,7 @@ class Supervisor:
                 continue
             assert isinstance(said[0], Description)
             found[spec] = Place(spec, tuple(h.path for h in own), said[0])
-        if aside:
+        if aside and all(p.description.free >= ROOM for p in found.values() if isinstance(p, Place)):
             for hosted in list(self._hosted):
                 place, path = found[hosted.spec], f"{hosted.path}-aside"
                 assert isinstance(place, Place)
