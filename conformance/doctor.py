@@ -6,6 +6,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 from typing import IO
 
 from rich.box import SIMPLE_HEAD
@@ -43,6 +44,11 @@ def examine(file: IO[str]) -> int:
     console.print(f"Python {platform.python_version()}; {versions}", soft_wrap=True)
     console.print(f"GPU: {'; '.join(gpus()) or 'none that nvidia-smi knows'}", soft_wrap=True)
     console.print("; ".join(f"{tool}: {_tool(tool, pattern)}" for tool, pattern in _TOOLS), soft_wrap=True)
+    if sys.dont_write_bytecode:
+        console.print(
+            "PYTHONDONTWRITEBYTECODE is set: where a library has no bytecode beside it, each process compiles it anew",
+            soft_wrap=True,
+        )
     found = _found(list(known_backends()))
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("backend", "", "on", "made of, or why not"):

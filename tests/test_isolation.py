@@ -434,9 +434,11 @@ def test_cuda_without_a_gpu_ends_with_the_reasons(quantcts):
     assert "torch finds no CUDA device" in run.output
 
 
-def test_the_doctor_says_what_is_there_and_why_the_rest_is_not(quantcts):
-    run = quantcts("doctor", env={"CUDA_VISIBLE_DEVICES": ""})
+@pytest.mark.parametrize("no_bytecode", ["", "1"])
+def test_the_doctor_says_what_is_there_and_why_the_rest_is_not(quantcts, no_bytecode):
+    run = quantcts("doctor", env={"CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": no_bytecode})
     assert run.code == 0
+    assert ("each process compiles it anew" in run.output) == bool(no_bytecode)
     assert re.search(r"numpy +ready +cpu", run.output)
     assert re.search(r"compressed_tensors_cuda +absent +torch finds no CUDA", run.output)
 
