@@ -144,7 +144,7 @@ class Plugin:
             self.roster = Roster.in_worker(worker["quantcts"], number, option.limit)
         else:
             asked = option.backend or [DEFAULT_BACKEND]
-            kernels, aside = not option.no_kernels, "conduct" in self.cases
+            kernels, aside = not option.no_kernels, "conduct" in self.cases and not option.keyword
             self.roster = Roster.of(asked, option.isolate, option.limit, kernels, aside)
         self.backends = self.roster.backends
         self.keeping = _keeping(option, self.roster.specs)
@@ -247,10 +247,11 @@ class Plugin:
         if not remote:
             return {}
         spent = defaultdict[str, float](float, judges=1, bundles=self.bundling)
-        for asked in dict.fromkeys(b for main in remote for b in (main, main.aside)):
-            spent["transfers"] += asked.moving
-            spent[f"{WAITING} {asked.name}"] += asked.waiting
-            spent[f"{ANSWERS} {asked.name}"] += asked.asking
+        hosts = {b.aside: f"{b.name} (conduct)" for b in remote} | {b: b.name for b in remote}
+        for host, name in hosts.items():
+            spent["transfers"] += host.moving
+            spent[f"{WAITING} {name}"] = host.waiting
+            spent[f"{ANSWERS} {name}"] = host.asking
         return dict(spent)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

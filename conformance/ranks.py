@@ -51,7 +51,7 @@ def unavailable(backend: Backend, count: int) -> str | None:
 def _gpus(backend: Backend) -> int:
     """How many GPUs there are. The process of a backend that is hosted elsewhere has said it: only for that its judges
     would import torch."""
-    said = getattr(backend, "gpus", None)
+    said = getattr(backend, "seen_gpus", None)
     return _cuda_devices() if said is None else int(said)
 
 

@@ -169,9 +169,9 @@ def test_without_torch_or_gpus_a_case_is_declined(monkeypatch):
     monkeypatch.setattr(ranks, "_cuda_devices", lambda: 2)
     assert unavailable(backend, 2) is None
     assert unavailable(backend, 4) == "4 ranks need as many GPUs; this machine has 2"
-    backend.gpus = 1  # said by the process that hosts it
+    backend.seen_gpus = 1  # said by the process that hosts it
     assert unavailable(backend, 2) == "2 ranks need as many GPUs; this machine has 1"
-    backend.gpus = 4
+    backend.seen_gpus = 4
     assert unavailable(backend, 4) is None
     monkeypatch.setattr(ranks.importlib.util, "find_spec", lambda name: None)
     subject = Subject(backend, TP4)

@@ -100,8 +100,11 @@ def serve(spec: str, path: str, gpu: int | None, lifeline: Connection, profiled:
     os.dup2(log.fileno(), 2)
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = seen_first(gpu)
+    # A killed run closes nothing but its files, and whoever loads, compiles or waits does not look.
+    end_with([lifeline], LINGER_SECONDS)
     try:
         backend = load_backend(spec)
+        description = Description.of(backend)
     except RunError as error:
         lifeline.send(error)
         return
@@ -112,11 +115,8 @@ def serve(spec: str, path: str, gpu: int | None, lifeline: Connection, profiled:
     Path(path).unlink(missing_ok=True)
     server.bind(path)
     server.listen(128)
-    description = Description.of(backend)
     lifeline.send(description)
     host = _Host(backend, spec, profiled)
-    # A killed run closes nothing but its files, and whoever compiles or waits does not look.
-    end_with([lifeline], LINGER_SECONDS)
     try:
         if not description.prepares:
             host.start_profiler()

@@ -41,7 +41,8 @@ class RemoteBackend:
 
     limit: seconds that one question may take. waiting, asking: seconds of this judge until its questions had their
     turn, and from there until they were answered; moving: what it took to make messages of arrays, and arrays of
-    messages. aside: the process to ask what may end one; this one where there is none.
+    messages. aside: the process to ask what may end one; this one where there is none. seen_gpus: how many the
+    process sees.
     """
 
     arrays = "numpy"
@@ -53,7 +54,7 @@ class RemoteBackend:
         self.description = description
         self.kernels = description.kernels
         self.nondeterministic = description.nondeterministic
-        self.gpus = description.gpus
+        self.seen_gpus = description.gpus
         gpu = worker % len(place.paths)
         self._path = place.paths[gpu]
         # Of another process that is to see the same GPU
@@ -63,6 +64,10 @@ class RemoteBackend:
         self._connection: Connection | None = None
         apart = replace(place, paths=place.aside, aside=())
         self.aside: RemoteBackend = RemoteBackend(apart, worker, limit) if place.aside else self
+
+    def present(self) -> bool:
+        """Whether the process has been there, and is or will be again."""
+        return Path(self._path).exists() and not Path(f"{self._path}.failed").exists()
 
     def lacks(self, case: Case) -> str | None:
         """The operation that a case needs and the backend does not have."""
@@ -254,8 +259,9 @@ class RemoteSubject(Subject):
     @property
     def _asked(self) -> RemoteBackend:
         """Checks of conduct take longest, and a misaligned x or a capture that is refused may cost the process: the
-        judges of other cases need not wait for it, or for the next one."""
-        return self.backend.aside if self.case.operation == "conduct" else self.backend
+        judges of other cases need not wait for it, or for the next one. While it is not there, nobody does."""
+        aside = self.case.operation == "conduct" and self.backend.aside.present()
+        return self.backend.aside if aside else self.backend
 
     pack = partialmethod(_forward, "pack")
     unpack = partialmethod(_forward, "unpack")

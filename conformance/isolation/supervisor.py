@@ -116,6 +116,7 @@ class Supervisor:
             for gpu in range(gpus if every else 1) if gpus else [None]:
                 self._host(spec, str(Path(self._folder.name) / f"{number}-{gpu or 0}"), gpu)
         found: dict[str, Place | RunError] = {}
+        free = 1.0
         for spec in specs:
             own = [h for h in self._hosted if h.spec == spec]
             said = [self._first_word(h) for h in own]
@@ -124,14 +125,11 @@ class Supervisor:
                 self._drop(own)
                 found[spec] = wrong
                 continue
-            assert isinstance(said[0], Description)
-            found[spec] = Place(spec, tuple(h.path for h in own), said[0])
-        if aside and all(p.description.free >= ROOM for p in found.values() if isinstance(p, Place)):
-            for hosted in list(self._hosted):
-                place, path = found[hosted.spec], f"{hosted.path}-aside"
-                assert isinstance(place, Place)
-                found[hosted.spec] = replace(place, aside=(*place.aside, path))
-                self._host(hosted.spec, path, hosted.gpu)
+            descriptions = [s for s in said if isinstance(s, Description)]
+            found[spec] = Place(spec, tuple(h.path for h in own), descriptions[0])
+            free = min(free, *(d.free for d in descriptions))
+        if aside and free >= ROOM:
+            found = {spec: self._doubled(place) for spec, place in found.items()}
         self._thread = threading.Thread(target=self._watch, daemon=True, name="quantcts-supervisor")
         self._thread.start()
         return found
@@ -146,6 +144,14 @@ class Supervisor:
             self._thread.join()
         self._drop(list(self._hosted))
         self._folder.cleanup()
+
+    def _doubled(self, place: Place | RunError) -> Place | RunError:
+        """With other hosts, unless there is none or what it has compiled may be its own."""
+        if isinstance(place, RunError) or place.description.prepares:
+            return place
+        for hosted in [h for h in self._hosted if h.path in place.paths]:
+            self._host(hosted.spec, f"{hosted.path}-aside", hosted.gpu)
+        return replace(place, aside=tuple(f"{path}-aside" for path in place.paths))
 
     def _host(self, spec: str, path: str, gpu: int | None) -> None:
         hosted = _Hosted(spec, path, gpu)

@@ -210,13 +210,16 @@ def _print_account(console: Console, report: Report) -> None:
 
 
 def _print_busiest(console: Console, report: Report) -> None:
-    """How much of the run's time the backend that computed longest was computing; the rest is waiting for the judge."""
+    """How much of the run's time the backend that computed longest was computing; the rest is waiting for the judge.
+    Of backends in processes of their own the judges say more."""
     busy: dict[str, float] = defaultdict(float)
     for verdict in report.ledger.verdicts.values():
         busy[verdict.backend] += verdict.backend_seconds
     if report.resumed:
         return  # the times of the part that was cut off are not known
-    if len(busy) > 1 and report.wall > 0:
+    if report.judging and report.wall > 0:
+        console.print(f"judged in {report.wall:.1f} s")
+    elif len(busy) > 1 and report.wall > 0:
         name = max(busy, key=lambda backend: busy[backend])
         share = 100 * busy[name] / report.wall
         console.print(
