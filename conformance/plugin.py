@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
@@ -144,8 +144,8 @@ class Plugin:
             self.roster = Roster.in_worker(worker["quantcts"], number, option.limit)
         else:
             asked = option.backend or [DEFAULT_BACKEND]
-            kernels, aside = not option.no_kernels, "conduct" in self.cases and not option.keyword
-            self.roster = Roster.of(asked, option.isolate, option.limit, kernels, aside)
+            aside = "conduct" in self.cases and not option.keyword
+            self.roster = Roster.of(asked, option.isolate, option.limit, not option.no_kernels, aside)
         self.backends = self.roster.backends
         self.keeping = _keeping(option, self.roster.specs)
         self.bundling = 0.0
@@ -203,11 +203,12 @@ class Plugin:
         the operation that one host is slow at would make all judges wait for it, and the others for all. And lay what
         takes seconds evenly among the others: one case of all backends would keep one worker for minutes."""
         kept = [i for i in items if not i.get_closest_marker("quantcts") or _case_of(i)]
-        slow = {i for i in kept if (c := _case_of(i)) and c.operation == "conduct" and c.recipe in SLOW}
+        conduct = ((i, c) for i in kept if (c := _case_of(i)) and c.operation == "conduct")
+        slow = dict.fromkeys(i for i, c in conduct if c.recipe in SLOW)
         others = [i for i in kept if i not in slow]
         if len(self.roster.places) > 1:
             others = mixed(others, _case_of)
-        items[:] = spread([i for i in kept if i in slow], others)
+        items[:] = spread(list(slow), others)
 
     @pytest.fixture(name="source")
     def _source(self) -> Source:
@@ -246,13 +247,14 @@ class Plugin:
         remote = [b for b in self.backends.values() if isinstance(b, RemoteBackend)]
         if not remote:
             return {}
-        spent = defaultdict[str, float](float, judges=1, bundles=self.bundling)
         hosts = {b.aside: f"{b.name} (conduct)" for b in remote} | {b: b.name for b in remote}
-        for host, name in hosts.items():
-            spent["transfers"] += host.moving
-            spent[f"{WAITING} {name}"] = host.waiting
-            spent[f"{ANSWERS} {name}"] = host.asking
-        return dict(spent)
+        return {
+            "judges": 1,
+            "bundles": self.bundling,
+            "transfers": sum(host.moving for host in hosts),
+            **{f"{WAITING} {name}": host.waiting for host, name in hosts.items()},
+            **{f"{ANSWERS} {name}": host.asking for host, name in hosts.items()},
+        }
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workeroutput"):

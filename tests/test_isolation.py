@@ -152,23 +152,19 @@ class CompilesForEver(NumpyBackend):
 
 def test_what_compiles_ends_with_a_run_that_is_killed(tmp_path):
     (tmp_path / "ever.py").write_text(COMPILES_FOR_EVER)
-    words = (
-        "run",
-        "--backend",
-        f"{tmp_path}/ever.py:CompilesForEver",
-        "--isolate",
-        "--cases",
-        "packing/w4/*",
-    )
+    end_with_a_killed_run(f"{tmp_path}/ever.py:CompilesForEver", tmp_path / "pid", count=2)
+
+
+def end_with_a_killed_run(spec, place, count):
+    """So many processes, whose pids the backend writes to a place."""
+    words = ("run", "--backend", spec, "--isolate", "--cases", "packing/w4/*")
     run = subprocess.Popen([sys.executable, "-m", "quantcts", *words], cwd=ROOT)
-    place = tmp_path / "pid"
-    wait_until(lambda: place.exists() and len(place.read_text().split()) == 2, 60)
-    host, compiler = (Path("/proc", pid) for pid in place.read_text().split())
-    assert host.exists()
-    assert compiler.exists()
+    wait_until(lambda: place.exists() and len(place.read_text().split()) == count, 60)
+    processes = [Path("/proc", pid) for pid in place.read_text().split()]
+    assert all(process.exists() for process in processes)
     run.kill()
     run.wait()
-    wait_until(lambda: not host.exists() and not compiler.exists(), 20)
+    wait_until(lambda: not any(process.exists() for process in processes), 20)
 
 
 STOPS = """
@@ -276,15 +272,7 @@ def test_a_host_that_hangs_while_it_is_started_again_is_given_up(hosted, monkeyp
 
 def test_what_loads_ends_with_a_run_that_is_killed(tmp_path):
     (tmp_path / "stops.py").write_text(STOPS)
-    words = ("run", "--backend", f"{tmp_path}/stops.py:LoadsForEver", "--isolate", "--cases", "packing/w4/*")
-    run = subprocess.Popen([sys.executable, "-m", "quantcts", *words], cwd=ROOT)
-    place = tmp_path / "pid"
-    wait_until(lambda: place.exists() and place.read_text(), 60)
-    host = Path("/proc", place.read_text())
-    assert host.exists()
-    run.kill()
-    run.wait()
-    wait_until(lambda: not host.exists(), 20)
+    end_with_a_killed_run(f"{tmp_path}/stops.py:LoadsForEver", tmp_path / "pid", count=1)
 
 
 def test_a_gpu_that_does_not_answer_is_one_sentence(quantcts, tmp_path):

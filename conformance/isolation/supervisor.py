@@ -149,14 +149,15 @@ class Supervisor:
         """With other hosts, unless there is none or what it has compiled may be its own."""
         if isinstance(place, RunError) or place.description.prepares:
             return place
-        for hosted in [h for h in self._hosted if h.path in place.paths]:
-            self._host(hosted.spec, f"{hosted.path}-aside", hosted.gpu)
-        return replace(place, aside=tuple(f"{path}-aside" for path in place.paths))
+        own = [h for h in self._hosted if h.path in place.paths]
+        return replace(place, aside=tuple(self._host(h.spec, f"{h.path}-aside", h.gpu) for h in own))
 
-    def _host(self, spec: str, path: str, gpu: int | None) -> None:
+    def _host(self, spec: str, path: str, gpu: int | None) -> str:
+        """Start one; returns its path."""
         hosted = _Hosted(spec, path, gpu)
         self._launch(hosted)
         self._hosted.append(hosted)
+        return path
 
     def _launch(self, hosted: _Hosted) -> None:
         ours, theirs = self._context.Pipe()

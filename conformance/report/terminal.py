@@ -212,14 +212,13 @@ def _print_account(console: Console, report: Report) -> None:
 def _print_busiest(console: Console, report: Report) -> None:
     """How much of the run's time the backend that computed longest was computing; the rest is waiting for the judge.
     Of backends in processes of their own the judges say more."""
+    # The times of a part that was cut off are not known.
+    if report.judging or report.resumed or report.wall <= 0:
+        return
     busy: dict[str, float] = defaultdict(float)
     for verdict in report.ledger.verdicts.values():
         busy[verdict.backend] += verdict.backend_seconds
-    if report.resumed:
-        return  # the times of the part that was cut off are not known
-    if report.judging and report.wall > 0:
-        console.print(f"judged in {report.wall:.1f} s")
-    elif len(busy) > 1 and report.wall > 0:
+    if len(busy) > 1:
         name = max(busy, key=lambda backend: busy[backend])
         share = 100 * busy[name] / report.wall
         console.print(
@@ -245,6 +244,7 @@ def _print_judging(console: Console, report: Report) -> None:
     }
     shares["pytest and the rest"] = max(judges * report.wall - sum(shares.values()), 0.0)
     text = ", ".join(f"{what} {100 * s / judges / report.wall:.0f} %" for what, s in shares.items())
+    console.print(f"judged in {report.wall:.1f} s")
     console.print(f"of the time of {judges:.0f} judges: {text}")
     longest = sorted(
         ((k.removeprefix(f"{ANSWERS} "), s) for k, s in answers if s), key=lambda pair: -pair[1]
