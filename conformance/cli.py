@@ -3,7 +3,6 @@ exitcodes."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import traceback
@@ -11,9 +10,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from packaging.version import Version
 
 from conformance.errors import EnvironmentMissing, RunError
 from conformance.exitcodes import ExitCode, worst
+from conformance.installed import installed
 from conformance.report import commands
 
 app = typer.Typer(
@@ -53,8 +54,14 @@ def bench(context: typer.Context) -> None:
 
     What else is given goes to pytest and pytest-benchmark (-k, --benchmark-json FILE, --benchmark-compare, ...).
     """
-    if importlib.util.find_spec("pytest_benchmark") is None:
+    found = installed("pytest-benchmark")
+    if found is None:
         raise EnvironmentMissing("pytest-benchmark is not installed: pip install 'quantcts[bench]'")
+    if Version(found) < Version("5.3"):
+        # Those before empty FILE of --benchmark-json while they read the command line, whatever becomes of the run.
+        raise EnvironmentMissing(
+            f"pytest-benchmark {found} is older than 5.3: pip install --upgrade 'quantcts[bench]'"
+        )
     from conformance.bench.plugin import EXIT_CODE
 
     suites = [f"conformance.suites.bench_{name}" for name in ("linear", "moe", "activation_quantization")]
