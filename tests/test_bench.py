@@ -594,6 +594,20 @@ def test_what_cannot_be_timed_ends_with_one_line(quantcts, words, code, said):
     assert "Traceback" not in run.output
 
 
+def test_an_older_pytest_benchmark_is_named_and_no_file_is_emptied(quantcts, tmp_path):
+    of = tmp_path / "older" / "pytest_benchmark-5.2.3.dist-info"
+    of.mkdir(parents=True)
+    (of / "METADATA").write_text("Metadata-Version: 2.1\nName: pytest-benchmark\nVersion: 5.2.3\n")
+    kept = tmp_path / "bench.json"
+    kept.write_text("kept")
+    words = ("--backend", "numpy", "--cases", "nothing/*", "--benchmark-json", str(kept))
+    run = quantcts("bench", *words, env={"PYTHONPATH": str(of.parent)})
+    assert run.code == 4, run.output
+    said = "quantcts: pytest-benchmark 5.2.3 is older than 5.3: pip install --upgrade 'quantcts[bench]'\n"
+    assert run.output == said
+    assert kept.read_text() == "kept"
+
+
 def test_a_backend_with_a_fault_ends_with_1(quantcts, tmp_path):
     layer = "linear/llama-3.1-8b.o/w4-g128-sym/a16/bf16/m1"
     spec = ("--backend", f"{FAULTY}:scale_of_group_0")
