@@ -29,6 +29,7 @@ _PACKAGES = (
     "cuda-core",
     "pytest",
     "pytest-xdist",
+    "pytest-benchmark",
 )
 _TOOLS = (("nvcc", r"release ([\d.]+)"), ("g++", r"(\d+\.\d+\.\d+)"))
 
