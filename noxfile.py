@@ -83,11 +83,27 @@ def cuda_missing() -> str | None:
     return None
 
 
+TOOLS = ("pytest-xdist", "pytest-benchmark", "hypothesis", "nox", "selenium", "pyyaml")
+
+
 @nox.session
 def tests(session: nox.Session) -> None:
     """The project's own tests. Those of report.html want chromium and chromedriver on the path."""
-    tools = ("pytest-xdist", "pytest-benchmark", "hypothesis", "nox", "selenium", "pyyaml")
-    install(session, *CPU, ".[torch]", *tools)
+    install(session, *CPU, ".[torch]", *TOOLS)
+    session.run("python", "-m", "pytest", "-n", WORKERS, *(session.posargs or ["tests"]))
+
+
+@nox.session(name="tests-lowest")
+def tests_lowest(session: nox.Session) -> None:
+    """The same with the lowest versions that pyproject.toml allows, but for torch and compressed-tensors."""
+    project = nox.project.load_toml("pyproject.toml")["project"]
+    extras = project["optional-dependencies"]
+    floors = [w for w in (*project["dependencies"], *extras["bench"], *extras["dev"]) if ">=" in w]
+    pinned = Path(CPU[1]).read_text().splitlines()
+    kept = [w for w in pinned if w.startswith(("torch==", "compressed-tensors=="))]
+    place = Path(session.create_tmp()) / "lowest.txt"
+    place.write_text("\n".join((*kept, *(w.replace(">=", "==") for w in floors), "")))
+    install(session, "-c", str(place), ".[torch]", *TOOLS)
     session.run("python", "-m", "pytest", "-n", WORKERS, *(session.posargs or ["tests"]))
 
 
