@@ -83,14 +83,17 @@ def cuda_missing() -> str | None:
     return None
 
 
-TOOLS = ("pytest-xdist", "pytest-benchmark", "hypothesis", "nox", "selenium", "pyyaml")
+def own_tests(session: nox.Session, *constraints: str) -> None:
+    """The project's own tests, in an environment of what the constraints allow."""
+    tools = ("pytest-xdist", "pytest-benchmark", "hypothesis", "nox", "selenium", "pyyaml")
+    install(session, *constraints, ".[torch]", *tools)
+    session.run("python", "-m", "pytest", "-n", WORKERS, *(session.posargs or ["tests"]))
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
     """The project's own tests. Those of report.html want chromium and chromedriver on the path."""
-    install(session, *CPU, ".[torch]", *TOOLS)
-    session.run("python", "-m", "pytest", "-n", WORKERS, *(session.posargs or ["tests"]))
+    own_tests(session, *CPU)
 
 
 @nox.session(name="tests-lowest")
@@ -103,8 +106,7 @@ def tests_lowest(session: nox.Session) -> None:
     kept = [w for w in pinned if w.startswith(("torch==", "compressed-tensors=="))]
     place = Path(session.create_tmp()) / "lowest.txt"
     place.write_text("\n".join((*kept, *(w.replace(">=", "==") for w in floors), "")))
-    install(session, "-c", str(place), ".[torch]", *TOOLS)
-    session.run("python", "-m", "pytest", "-n", WORKERS, *(session.posargs or ["tests"]))
+    own_tests(session, "-c", str(place))
 
 
 @nox.session

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from packaging.version import Version
 
 from conformance.errors import EnvironmentMissing, RunError
 from conformance.exitcodes import ExitCode, worst
-from conformance.installed import installed
 from conformance.report import commands
 
 app = typer.Typer(
@@ -54,6 +52,10 @@ def bench(context: typer.Context) -> None:
 
     What else is given goes to pytest and pytest-benchmark (-k, --benchmark-json FILE, --benchmark-compare, ...).
     """
+    from packaging.version import Version
+
+    from conformance.installed import installed
+
     found = installed("pytest-benchmark")
     if found is None:
         raise EnvironmentMissing("pytest-benchmark is not installed: pip install 'quantcts[bench]'")
